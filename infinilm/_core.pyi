@@ -1639,6 +1639,15 @@ class InferEngine:
     def load_dummy(self, dtype: str, seed: int = 0) -> None:
         """Random weights, for benchmarks."""
 
+    def update_params(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """
+        Other values of parameters, as load_param takes them, behind the steps submitted before. The cache stays as it is. WeightError: one does not fit; nothing has changed then.
+        """
+
+    @property
+    def weights_version(self) -> int:
+        """How often parameters were loaded or changed."""
+
     def finish_loading(self) -> None:
         """All parameters are there: the engine can run."""
 

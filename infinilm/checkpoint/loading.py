@@ -65,7 +65,7 @@ class WeightEngine(Protocol):
         ...
 
 
-def _is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
+def is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
     """Tensors that may be in a file without being asked for.
 
     `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter), and the rotary
@@ -183,7 +183,7 @@ def _match(
     """
     stored, expected = checkpoint.tensors, found.shapes
     missing = [name for name in expected if name not in stored]
-    skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
+    skipped = [name for name in stored if name not in expected and is_harmless(name, expected)]
     skipped += [name for name in found.of_heads if name not in (*skipped, *labels)]
     known = {*expected, *skipped, *found.not_read, *labels}
     unexpected = [name for name in stored if name not in known]

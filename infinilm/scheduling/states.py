@@ -104,6 +104,13 @@ class StatePool:
         self._current[slot] = state
         self._num_seen[slot] = num_tokens
 
+    def fork(self, slot: int, other: int) -> None:
+        """Begin an empty slot, `other`, with the state of `slot`: both go on from it as from a snapshot."""
+        state = self._current[slot]
+        self._current[other] = state
+        if state >= 0:
+            self._is_snapshot[state] = True
+
     def leave(self, slot: int) -> None:
         """End a sequence."""
         state = int(self._current[slot])

@@ -288,6 +288,21 @@ class PrefixExchange:
         if num_prompt_tokens > num_tokens:
             self._compute_seconds = _averaged(self._compute_seconds, seconds / num_prompt_tokens)
 
+    def prepare(self, adapter: Adapter | None) -> bool:
+        """Find the identity of an adapter, which may take seconds; whether anything is kept. In any thread."""
+        return self._writer.submit(self._identity, adapter).result() is not None
+
+    def flush(self) -> None:
+        """Wait until all that was copied is written; in any thread."""
+        self._writer.submit(bool).result()
+
+    def forget(self) -> None:
+        """Let go of what was found, or is to be saved, of weights that have changed."""
+        self._identities = {}  # another one, since the thread that writes may be filling this one in
+        self._ended.clear()
+        for search in self._searches:
+            search.stopped.set()
+
     def close(self, scheduler: Scheduler) -> None:
         """Save what is left to save, for some seconds, and end the threads."""
         end = time.perf_counter() + _CLOSING_SECONDS
@@ -311,14 +326,14 @@ class PrefixExchange:
 
         Called in the thread that writes alone, so that nothing is read twice.
         """
-        adapter_id = -1 if adapter is None else adapter.id
-        if adapter_id not in self._identities and not self._is_broken:
+        adapter_id, identities = -1 if adapter is None else adapter.id, self._identities
+        if adapter_id not in identities and not self._is_broken:
             try:
-                self._identities[adapter_id] = self._make_identity(adapter)
+                identities[adapter_id] = self._make_identity(adapter)
             except (InfinilmError, OSError) as error:
                 self._is_broken = True
                 logger.warning("no prefix is kept outside of the cache: %s", error)
-        return self._identities.get(adapter_id)
+        return identities.get(adapter_id)
 
     def _search(self, search: _Search, segment_tokens: int, has_states: bool) -> None:
         """Read the segments of a prefix that the cache lacks, one behind the other, in a thread of its own.

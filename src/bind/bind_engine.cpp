@@ -1,5 +1,6 @@
 // Batch and the engine.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
@@ -417,6 +418,16 @@ void bind_engine(nb::module_& m) {
                 engine.load_dummy(dtype_from_string(dtype), seed);
             },
             "dtype"_a, "seed"_a = 0, Release(), "Random weights, for benchmarks.")
+        .def(
+            "update_params",
+            [](Engine& engine, const std::vector<std::pair<std::string, Tensor>>& tensors) {
+                const ReleaseGil release;
+                engine.update_params(tensors);
+            },
+            "tensors"_a,
+            "Other values of parameters, as load_param takes them, behind the steps submitted before. The cache stays "
+            "as it is. WeightError: one does not fit; nothing has changed then.")
+        .def_prop_ro("weights_version", &InferEngine::weights_version, "How often parameters were loaded or changed.")
         .def("finish_loading", &InferEngine::finish_loading, Release(), "All parameters are there: the engine can run.")
         .def(
             "state_dict",

@@ -286,6 +286,7 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
 std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks) {
     if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor, num_threads_);
     if (!blocks.type.empty()) check_range(*ranks_[0]->backend, name, tensor, blocks, num_threads_);
+    ++weights_version_;
     return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor, blocks); });
 }
 
@@ -309,10 +310,28 @@ std::vector<std::string> InferEngine::own_params() const {
 
 std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
     if (is_shared()) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
+    ++weights_version_;
     return of_rank0([](Rank& rank) { return rank.params.take_packed(); });
 }
 
+void InferEngine::update_params(const Params::NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors)
+        if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor, num_threads_);
+    on_ranks([&](Rank& rank) { rank.params.check_update(tensors); });
+    ++weights_version_;
+    on_ranks([&](Rank& rank) {
+        rank.graphs->clear();  // which have the addresses of the old ones
+        while_quiet(*rank.backend, [&] {
+            rank.decoder = nullptr;
+            rank.timed = nullptr;
+            rank.params.update(*rank.backend, tensors);
+        });
+        prepare(rank);
+    });
+}
+
 void InferEngine::load_dummy(DType dtype, uint64_t seed) {
+    ++weights_version_;
     on_ranks([&](Rank& rank) { rank.params.load_dummy(*rank.backend, dtype, seed); });
 }
 
