@@ -1476,9 +1476,9 @@ def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[in
     Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.
     """
 
-def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[list[str]], bool, int]]:
+def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out, and those that the engine quantises.
+    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out, and those that the engine quantises.
     """
 
 DELTA_MOST_TAPS: int = 8

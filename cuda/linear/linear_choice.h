@@ -70,7 +70,7 @@ struct HopperPlan {
     int64_t cycles = 0;  // of an SM, estimated
 };
 
-constexpr bool has_group_scales(WeightFormat format) { return unit_bytes(format) > 512; }
+constexpr bool has_group_scales(WeightFormat format) { return unit_shape(format).scale_bytes > 0; }
 
 inline int hopper_places(const LinearArgs& args, int tile_tokens, HopperPair pair) {  // pairs of blocks with work
     const int row_blocks = (num_tiles(args.weight) + 7) / 8;
@@ -89,12 +89,13 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
     const int64_t stages = (num_steps(w.k) + 3) / 4, at_once = num_sms > 1 ? num_sms / 2 : 1;  // pairs of blocks
     const int64_t weight_bytes = int64_t{32} / unit_steps(w.format) * unit_bytes(w.format);    // of a stage
     // By what was measured on an H100: a call takes 5.8 us and its stages, a stage by itself about tokens + 100 (of
-    // quantised weights the instructions that widen them; where groups have scales, when these multiplied sums), and
-    // all SMs together get 8.4 TB/s from L2. Counted: what two blocks exchange and keep.
+    // quantised weights the instructions that widen them), and all SMs together get 8.4 TB/s from L2. Counted: what two
+    // blocks exchange and keep, and how many instructions more a stage has where groups have scales (int4 100, Q4_K
+    // 210, Q6_K 300).
     constexpr int64_t begin = 10000, l2_bytes = 4800, hand_over = 1000, hand_over_of_token = 64;
     auto stage_alone = [&](int tokens) -> int64_t {
         if (is_as_type) return 3 * (tokens + 100);
-        return has_group_scales(w.format) ? 170 + 6 * tokens : 210 + 9 * tokens / 2;
+        return (has_group_scales(w.format) ? 400 : 210) + 9 * tokens / 2;
     };
     HopperPlan best;
     auto consider = [&](int tokens, HopperPair pair) {

@@ -303,14 +303,16 @@ def plan_model(
             free_bytes=(min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace),
         )
     except CacheFullError as error:
-        widened: list[str] = []
-        if isinstance(checkpoint, (GgufCheckpoint, QuantisedCheckpoint)) and quantization is None and not packed:
-            widened = [name for name in checkpoint.types() if name not in (*FLOATS, *PLAIN_TYPES, *native_types)]
-        if not widened:
+        if quantization is not None or packed or (computed == "float32" and not on_cpu):
             raise
+        widened: list[str] = []
+        if isinstance(checkpoint, (GgufCheckpoint, QuantisedCheckpoint)):
+            widened = [name for name in checkpoint.types() if name not in (*FLOATS, *PLAIN_TYPES, *native_types)]
+        if not widened and (native_types or len(parts) > 1 or sum(workspace) > num_bytes):
+            raise
+        why = f"{' and '.join(widened)} weights become {quantised_dtype or computed} here: " if widened else ""
         raise CacheFullError(
-            f"{error}; {' and '.join(widened)} weights become {quantised_dtype or computed} here: pass "
-            "quantization='int4', which rounds the model's weights again, to 4.5 bits"
+            f"{error}; {why}pass quantization='int4', which rounds the model's weights to 4.5 bits"
         ) from None
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)

@@ -28,7 +28,7 @@ void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
     linears_by_name_[entry.name] = &entry;
     weights.first_row = rows_.size();
     for (size_t i = 0; i < linear.parts.size(); ++i) {
-        const auto& [name, out_features, cut, apart] = linear.parts[i];
+        const auto& [name, out_features, cut] = linear.parts[i];
         const auto add_part = [&](const char* suffix, std::vector<int64_t> shape, const Cut& of_rank, bool is_bias) {
             entry.rows.push_back(rows_.size());
             add({.name = name + suffix,
@@ -36,8 +36,7 @@ void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
                  .cut = of_rank,
                  .linear = &entry,
                  .part = i,
-                 .is_bias = is_bias,
-                 .apart = apart});
+                 .is_bias = is_bias});
         };
         add_part(".weight", {out_features, linear.in_features}, cut, false);
         if (linear.bias) add_part(".bias", {out_features}, cut.is_columns() ? Cut::rank0() : cut, true);

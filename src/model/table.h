@@ -36,7 +36,6 @@ struct ParamRow {
     const LinearEntry* linear = nullptr;  // which it is part `part` of
     size_t part = 0;
     bool is_bias = false;
-    bool apart = false;  // GPUs, whose kernels read one type, may multiply it and what follows by a launch of their own
 };
 
 // Whether requests may have adapters of it (lora.h): a weight of a linear. Not of the vocabulary; nor of experts, since
@@ -50,7 +49,6 @@ public:
         std::string name;  // without ".weight"
         int64_t out_features;
         Cut cut = {};
-        bool apart = false;  // publishers may store it as another type than the parts before it: see ParamRow
     };
     struct Linear {
         std::string name;

@@ -45,7 +45,7 @@ void Delta::declare(ParamTable& table) {
                             .in_features = hidden_size_,
                             .parts = {{at + "in_proj_qkv", model.conv_dim(), qkv},
                                       {at + "in_proj_z", model.v_size(), rows},
-                                      {at + "in_proj_b", model.num_v_heads, rows, true},
+                                      {at + "in_proj_b", model.num_v_heads, rows},
                                       {at + "in_proj_a", model.num_v_heads, rows}},
                             .timed = "qkv_proj"});
     table.tensor(conv_weight_, at + "conv1d.weight", {model.conv_dim(), 1, model.conv_size}, qkv, by_tap);
