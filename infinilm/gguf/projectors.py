@@ -43,7 +43,7 @@ class Projector:
     Attributes
     ----------
     model_type : str
-        Of the config.json of such a model.
+        What config.json of such a model says.
     image_token : str
         The token of the model of texts that stands for a row of a picture.
     keys : mapping of str to str
@@ -398,6 +398,6 @@ def projectors_among(names: Iterable[str]) -> list[str]:
 
 
 def find_projector(model: Path) -> Path | None:
-    """The mmproj file beside a GGUF file; None: there is none. Of several, the one of the best precision."""
+    """The mmproj file beside a GGUF file; None: there is none. The best precision wins."""
     found = projectors_among(entry.name for entry in model.parent.iterdir())
     return model.parent / found[0] if found and model.name not in found else None
