@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 from collections import OrderedDict
@@ -35,6 +36,9 @@ class PlacedPrompt(list[int]):
     def __init__(self, token_ids: Iterable[int], embedded: GivenTokens) -> None:
         super().__init__(token_ids)
         self.embedded = embedded
+
+
+_NAME_WORDS = 8  # of a SHA-256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,9 +245,12 @@ class PictureReader:
             if not len(rows):
                 rows = next(left).rows
             spans[begin], rows = rows[: end - begin], rows[end - begin :]
+        names = ids.copy() if all(len(one.rows) >= _NAME_WORDS for one in seen) else None
+        if names is not None:
+            names[is_row] = np.concatenate([_named(own, len(one.rows)) for own, one in zip(patches, seen, strict=True)])
         family, on_axes = self._config.family, bool(self._config.rope_axes)
         positions, shift = self._positions(len(ids), spans, patches) if on_axes else (None, 0)
-        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, positions, shift, family.two_way))
+        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, names, positions, shift, family.two_way))
 
     def _positions(self, num_tokens: int, spans: Iterable[int], patches: Sequence[Patches]) -> tuple[Int32Array, int]:
         """Positions of all tokens on the axes of time, rows and columns, and what is added to those of later tokens."""
@@ -267,3 +274,10 @@ class PictureReader:
         add_text(num_tokens)
         num_axes = max(self._config.rope_axes) + 1  # a model may turn no frequency by columns
         return np.concatenate(parts, axis=1)[:num_axes], position - num_tokens
+
+
+def _named(patches: Patches, count: int) -> Int32Array:
+    """Negative numbers for the rows of a picture, [count]: 31 bits each of a hash of what it shows."""
+    words = np.frombuffer(hashlib.sha256(patches.digest).digest(), "<i4")
+    named: Int32Array = np.resize(words, count) | np.int32(-(2**31))
+    return named.astype(np.int32)
