@@ -407,6 +407,8 @@ class LLM(
             has_hooks=lambda: engine_hooks.in_use or not history.is_known,
         )
         layout = f"blocks of {self.memory.block_size} tokens, {plan.mtp}"
+        if isinstance(plan.tower, TowerPlan):
+            layout += f", {plan.tower.config} {plan.tower.processor}"
         noted = partial(_noted_weights, tiers, files, plan.merge, of_files)
         receipts = self._receipts
         self._origin = lambda adapter: receipts.origin(adapter, history.of(noted()), layout)

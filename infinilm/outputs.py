@@ -318,7 +318,8 @@ class CompletionOutput:
     receipt : Receipt or None
         What the answer is a function of, if it was asked for and the answer has ended by itself ("stop", "length").
     beam_score : float or None
-        Of a beam search: the sum of the log-probabilities over the number of tokens to the power of `length_penalty`.
+        What a beam search compares outputs by: the sum of the log-probabilities over the number of tokens to the power
+        of `length_penalty`.
     """
 
     index: int

@@ -301,7 +301,7 @@ class SamplingParams:
         `seed` do not matter. Goes with `max_tokens`, `min_tokens`, stop tokens and strings, log-probabilities and
         `lora`.
     length_penalty : float
-        Of a beam search: outputs are compared by the sum of their log-probabilities over their number of tokens to the
+        A beam search compares outputs by the sum of their log-probabilities over their number of tokens to the
         power of this. Above 0 longer ones gain. In -10..10.
     early_stopping : bool or str
         When a beam search ends, once it has `beam_width` outputs: True, then; False, when the best beam, if it ended

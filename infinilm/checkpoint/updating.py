@@ -90,5 +90,5 @@ def digest_of(params: list[tuple[str, _core.Tensor]]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(params, key=lambda one: one[0]):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(memoryview(np.ascontiguousarray(tensor.numpy())).cast("B"))
+        digest.update(np.ascontiguousarray(tensor.numpy()).data)
     return digest.hexdigest()

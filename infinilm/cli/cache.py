@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_cache", "run_cache"]
 
-_ALL = 1 << 62  # bytes: whoever only looks removes nothing
+_ALL = 1 << 62  # bytes: a command that only looks removes nothing
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:

@@ -30,12 +30,12 @@ class Hypothesis(NamedTuple):
     Attributes
     ----------
     score : float32
-        The sum of its log-probabilities over its length to the power of `length_penalty`.
+        The sum of its log-probabilities, divided by its length to the power of `length_penalty`.
     token_ids : list of int
     token_times : list of float
         When each came: seconds, perf_counter.
     logprobs : list of dict of int to float
-        Of each token: its own log-probability and those of the most probable ones, best first.
+        Each token has its own log-probability and those of the most probable ones, best first.
     """
 
     score: np.float32
@@ -85,7 +85,7 @@ class BeamSearch(EngineRequest):
         first = completions[0].sequence
         params = first.params
         assert params.beam_width is not None
-        # Its rows are sampled, too, and nobody reads what is drawn.
+        # A row is sampled, too, and what it draws is dropped.
         self._params = replace(params, temperature=0.0, speculation="off")
         self._stop_token_ids = first.stop_token_ids
         num_stops = len(self._stop_token_ids)
@@ -108,7 +108,7 @@ class BeamSearch(EngineRequest):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The beams."""
+        """The sequences of all beams."""
         return [beam.sequence for beam in self._beams]
 
     def _branch(self, token_ids: list[int], token_times: list[float]) -> Sequence:

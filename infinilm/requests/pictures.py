@@ -40,6 +40,9 @@ class PlacedPrompt(list[int]):
         self.embedded = embedded
 
 
+_NAME_WORDS = 8  # of a SHA-256
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
     """A picture that the tower has seen: the number that stands for it, its rows, and its grid without the pixels."""
@@ -307,10 +310,13 @@ class PictureReader:
             if not len(rows):
                 rows = next(left).rows
             spans[begin], rows = rows[: end - begin], rows[end - begin :]
+        names = ids.copy() if all(len(one.rows) >= _NAME_WORDS for one in seen) else None
+        if names is not None:
+            names[is_row] = np.concatenate([_named(one.patches, len(one.rows)) for one in seen])
         on_axes = bool(self._config.rope_axes)
         grids = [one.patches for one in seen]
         positions, shift = self._positions(len(ids), spans, grids) if on_axes else (None, 0)
-        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, positions, shift, self._config.two_way))
+        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, names, positions, shift, self._config.two_way))
 
     def _positions(self, num_tokens: int, spans: Iterable[int], patches: Sequence[Patches]) -> tuple[Int32Array, int]:
         """Positions of all tokens on the axes of time, rows and columns, and what is added to those of later tokens."""
@@ -334,3 +340,10 @@ class PictureReader:
         add_text(num_tokens)
         num_axes = max(self._config.rope_axes) + 1  # a model may turn no frequency by columns
         return np.concatenate(parts, axis=1)[:num_axes], position - num_tokens
+
+
+def _named(patches: Patches, count: int) -> Int32Array:
+    """Negative numbers for the rows of a picture, [count]: 31 bits each of a hash of what it shows."""
+    words = np.frombuffer(hashlib.sha256(patches.digest).digest(), "<i4")
+    named: Int32Array = np.resize(words, count) | np.int32(-(2**31))
+    return named.astype(np.int32)

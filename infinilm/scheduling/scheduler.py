@@ -318,7 +318,7 @@ class Scheduler:
         Parameters
         ----------
         sequence, branch
-            Those of the first, and one token more of the branch.
+            The branch has the tokens of the sequence and one more.
         copy_block
             See `BlockManager.fork`.
         now

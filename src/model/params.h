@@ -35,7 +35,7 @@ public:
     // few bits, whose other parts are not kept as they were.
     using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
     void check_update(const NamedTensors& tensors) const;
-    // Those of check_update. prepare() is due behind it.
+    // Takes what check_update has let through. prepare() is due behind it.
     void update(Backend& backend, const NamedTensors& tensors);
     // What divides all places where ranks cut the inputs of a linear; 0: all have the whole.
     int64_t column_unit(const LinearEntry& linear) const;

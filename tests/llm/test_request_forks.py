@@ -55,7 +55,7 @@ def test_branches_from_any_place(llm: LLM, places: list[int], temperature: float
 
 
 def test_a_fork_computes_the_last_block_alone(llm: LLM) -> None:
-    """Of a request that is running, and of one that has ended; the fork of a fork as well."""
+    """A request may be running or have ended, and a fork may be forked as well."""
     root = llm.submit(PROMPT, max_tokens=30, ignore_eos=True, seed=1)
     for number, _ in enumerate(root):
         if number == 18:

@@ -23,6 +23,8 @@ from infinilm import LLM, ConfigError, MediaRules, RequestError, _core
 from infinilm.cache import PagedKVCacheConfig
 from infinilm.images import ImageProcessor
 from infinilm.engine.hooks import HookRegistry, ModelSites
+from infinilm.scheduling import scheduler
+from infinilm.serving import prefix_exchange
 
 NAME = "qwen3-vl"
 TEMPLATE = (
@@ -372,3 +374,33 @@ def test_hooks_see_and_replace_what_a_tower_computes() -> None:
 def test_a_picture_of_too_many_patches_is_refused_by_the_tower_itself(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"picture 1: .*200 times"):
         llm.tower.rows_of([pictures_of(NAME)[0], np.zeros((2, 500, 3), np.uint8)])
+@pytest.mark.parametrize("name", ["qwen3-vl", "gemma3"])
+def test_tiers_know_pictures_by_what_they_show(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later process finds the prefix of the same picture, and none of another one; no bit differs."""
+    monkeypatch.setattr(scheduler, "SEGMENT_BLOCKS", 1)
+    monkeypatch.setattr(prefix_exchange, "_IDENTITY_SECONDS", 60)
+    asked = {"temperature": 0.8, "seed": 3, "max_tokens": 4, "logprobs": 0, "ignore_eos": True, "use_tqdm": False}
+    first, other = prompt(0, name), {**prompt(0, name)}
+    other["images"] = [np.ascontiguousarray(picture[:, ::-1]) for picture in first["images"]]
+    said = [[(11 * i) % 60 + 3 for i in range(40)], [5, 6]]  # behind the pictures
+    prompts = [
+        {**one, "prompt_token_ids": [*one["prompt_token_ids"], *more]} for one in (first, other) for more in said
+    ]
+    cache = PagedKVCacheConfig(block_size=4, num_blocks=200)
+    with load(name, kv_cache=cache) as llm:
+        expected = [answer_of(llm.generate(one, **asked)[0]) for one in prompts]
+    with load(name, kv_cache=cache, disk_cache=tmp_path) as llm:
+        assert llm._thread.exchange is not None and llm._thread.exchange.prepare(None)
+        llm.generate(prompts[0], **asked)
+    with load(name, kv_cache=cache, disk_cache=tmp_path) as llm:
+        found = [llm.generate(one, **asked)[0] for one in prompts]
+        hits = llm.metrics().num_external_hit_tokens
+    assert [answer_of(one) for one in found] == expected
+    given = [one.metrics.cached_tokens for one in found]
+    num_rows = sum(token == found[0].prompt_token_ids[0] for token in found[0].prompt_token_ids)
+    assert given[0] >= len(found[0].prompt_token_ids) - 8 - num_rows and hits >= given[0] > 0
+    assert given[2] < given[0]  # what is before its picture
+
+
+def answer_of(output: Any) -> tuple[list[int], str]:
+    return list(output.outputs[0].token_ids), repr(output.outputs[0].logprobs)
