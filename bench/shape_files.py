@@ -3,8 +3,8 @@
     python -m bench.shape_files models lfm2-1.2b Q8_0    # models/lfm2-1.2b/Q8_0.gguf
 
 Matrices are of one type, but for those that every file has in float32. Tensors get llama.cpp's names and metadata by
-the converter of the tests, the vocabulary is made up. Weights of types with a grid are random bits, as large as those of
-the checkpoint, which is made first. Needs the package gguf.
+the converter of the tests; the vocabulary is made up. Weights of types that the tests do not round to are random bits,
+as large as those of the checkpoint, which is made first. Needs the package gguf.
 """
 
 from __future__ import annotations

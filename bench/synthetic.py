@@ -158,6 +158,7 @@ NEMOTRON_H = {
 # Nemotron 3 Nano, of which a sixth is here: 9 of 52 layers, one with attention, and a quarter of the experts.
 NEMOTRON_3 = {
     "hybrid_override_pattern": "MEMEM*EME",
+    "norm_eps": 1e-5,
     "mlp_hidden_act": "relu2",
     "tie_word_embeddings": False,
     **{"mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128},
