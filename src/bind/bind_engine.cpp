@@ -174,8 +174,8 @@ void bind_batch(nb::module_& m) {
             "rope_positions"_a.noconvert().none() = nb::none(), "given"_a.noconvert().none() = nb::none(),
             "given_rows"_a.noconvert().none() = nb::none(), "patches"_a.noconvert().none() = nb::none(),
             "position_rows"_a.noconvert().none() = nb::none(), "position_weights"_a.noconvert().none() = nb::none(),
-            "two_way_seqs"_a.noconvert().none() = nb::none(),
-            "window_lens"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
+            "two_way_seqs"_a.noconvert().none() = nb::none(), "window_lens"_a.noconvert().none() = nb::none(),
+            "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {

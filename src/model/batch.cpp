@@ -208,8 +208,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
             &staged.state_in,     &staged.state_out,       &staged.state_tokens, &staged.num_replayed,
             &staged.hidden_rows,  &staged.change_rows,     &staged.penalties,    &staged.num_logprobs,
             &staged.sum_rows,     &staged.rope_positions,  &staged.given_table,  &staged.given_of_token,
-            &staged.patches,      &staged.patch_positions, &staged.apart_rows,
-            &staged.window_lens,  &staged.unit_squares, &staged.pooled_offsets};
+            &staged.patches,      &staged.patch_positions, &staged.apart_rows,   &staged.window_lens,
+            &staged.unit_squares, &staged.pooled_offsets};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});

@@ -21,8 +21,8 @@ from vision import ENTRIES, expected_of, make_model, pictures_of, prompts_of, to
 
 from infinilm import LLM, ConfigError, MediaRules, RequestError, _core
 from infinilm.cache import PagedKVCacheConfig
-from infinilm.images import ImageProcessor
 from infinilm.engine.hooks import HookRegistry, ModelSites
+from infinilm.images import ImageProcessor
 from infinilm.scheduling import scheduler
 from infinilm.serving import prefix_exchange
 
@@ -374,6 +374,8 @@ def test_hooks_see_and_replace_what_a_tower_computes() -> None:
 def test_a_picture_of_too_many_patches_is_refused_by_the_tower_itself(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"picture 1: .*200 times"):
         llm.tower.rows_of([pictures_of(NAME)[0], np.zeros((2, 500, 3), np.uint8)])
+
+
 @pytest.mark.parametrize("name", ["qwen3-vl", "gemma3"])
 def test_tiers_know_pictures_by_what_they_show(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later process finds the prefix of the same picture, and none of another one; no bit differs."""

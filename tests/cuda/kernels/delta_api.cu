@@ -9,10 +9,9 @@ extern "C" {
 
 int run_causal_conv(const void* x, int64_t x_stride, const float* weight, float* state, const int* cu_seqlens_q,
                     const int* state_in, const int* state_out, const int* state_tokens, const int* num_replayed,
-                    int num_seqs, void* out,
-                    int64_t out_stride, int num_tokens, int channels, int taps, int type, const void* gate_in,
-                    int64_t gate_in_stride, const void* gate_out, int64_t gate_out_stride, const float* bias,
-                    const void* x_log, const void* gate_in_log, int64_t log_stride, int log_rows) {
+                    int num_seqs, void* out, int64_t out_stride, int num_tokens, int channels, int taps, int type,
+                    const void* gate_in, int64_t gate_in_stride, const void* gate_out, int64_t gate_out_stride,
+                    const float* bias, const void* x_log, const void* gate_in_log, int64_t log_stride, int log_rows) {
     return causal_conv({x,
                         weight,
                         bias,
@@ -37,9 +36,9 @@ int run_causal_conv(const void* x, int64_t x_stride, const float* weight, float*
 int run_delta_rule(const void* qkv, int64_t qkv_stride, const void* z, int64_t z_stride, const void* a,
                    int64_t a_stride, const void* b, int64_t b_stride, const float* decay_rate, const float* dt_bias,
                    const float* norm, float* state, const int* cu_seqlens_q, const int* state_in, const int* state_out,
-                   const int* state_tokens, const int* num_replayed, int num_seqs, void* out, int64_t out_stride, int num_tokens,
-                   int num_k_heads, int num_v_heads, int k_dim, int v_dim, float eps, int type, const void* kv_log,
-                   const void* a_log, const void* b_log, int64_t log_stride, int log_rows) {
+                   const int* state_tokens, const int* num_replayed, int num_seqs, void* out, int64_t out_stride,
+                   int num_tokens, int num_k_heads, int num_v_heads, int k_dim, int v_dim, float eps, int type,
+                   const void* kv_log, const void* a_log, const void* b_log, int64_t log_stride, int log_rows) {
     DeltaRuleArgs args{};
     args.qkv = qkv, args.z = z, args.a = a, args.b = b;
     args.qkv_stride = qkv_stride, args.z_stride = z_stride, args.a_stride = a_stride, args.b_stride = b_stride;
@@ -56,10 +55,9 @@ int run_delta_rule(const void* qkv, int64_t qkv_stride, const void* z, int64_t z
 int run_selective_scan(const void* xbc, int64_t xbc_stride, const void* dt, int64_t dt_stride, const float* decay_rate,
                        const float* dt_bias, const float* skip, float* state, const int* cu_seqlens_q,
                        const int* state_in, const int* state_out, const int* state_tokens, const int* num_replayed,
-                    int num_seqs, void* out,
-                       int64_t out_stride, int num_tokens, int num_heads, int num_groups, int state_dim, int head_dim,
-                       float dt_multiplier, float dt_min, float dt_max, int type, const void* xb_log,
-                       const void* dt_log, int64_t log_stride, int log_rows) {
+                       int num_seqs, void* out, int64_t out_stride, int num_tokens, int num_heads, int num_groups,
+                       int state_dim, int head_dim, float dt_multiplier, float dt_min, float dt_max, int type,
+                       const void* xb_log, const void* dt_log, int64_t log_stride, int log_rows) {
     SelectiveScanArgs args{};
     args.xbc = xbc, args.dt = dt, args.xbc_stride = xbc_stride, args.dt_stride = dt_stride;
     args.decay_rate = decay_rate, args.dt_bias = dt_bias, args.skip = skip, args.state = state;
