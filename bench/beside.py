@@ -6,10 +6,10 @@ waits.
 CHAT and EMBEDDER are folders of models, such as bench.synthetic and bench.encoders make. `infinilm serve CHAT --model
 vectors=EMBEDDER` answers streams of completions, each of --tokens tokens behind a prompt of 64, one after the other; a
 model without a tokenizer tells all tokens at the end of one, and then they count. In a round the streams run alone,
-then beside one request after the other for the vectors of 64 passages and a query of 12 tokens every 0.2 s. Told are
-the tokens a second of both, as a ratio within each round, and the times of queries.
+then beside one request after the other for the vectors of --batch passages of up to --longest tokens, and a query of 12
+tokens every 0.2 s. Told are the tokens a second of both, as a ratio within each round, and the times of queries.
 
-    python -m bench.beside CHAT EMBEDDER --bits [--longest 400]
+    python -m bench.beside CHAT EMBEDDER --bits [--longest 512]
 
 Instead, the bits of vectors: of 512 texts alone, with nothing beside them, and in batches of 2 to 512 beside streams,
 passages and queries. Told is how many bits differ.
@@ -37,15 +37,15 @@ import numpy.typing as npt
 from bench import ROOT
 from bench.encoders import query, texts_of
 
-PASSAGES, QUERY_EVERY, PROMPT_TOKENS = 64, 0.2, 64
+QUERY_EVERY, PROMPT_TOKENS = 0.2, 64
 BATCHES = (2, 3, 5, 8, 16, 33, 64, 128, 256, 512)
 
 
 class Client:
     """Requests to the server from some threads, until `stop`."""
 
-    def __init__(self, port: int, tokens: int) -> None:
-        self._port, self._tokens = port, tokens
+    def __init__(self, port: int, tokens: int, passages: list[str]) -> None:
+        self._port, self._tokens, self._passages = port, tokens, passages
         self.stop = threading.Event()
         self.num_tokens = self.num_passages = 0
         self.query_seconds: list[float] = []
@@ -73,10 +73,9 @@ class Client:
             self.num_tokens += answer["usage"]["completion_tokens"]
 
     def passages(self) -> None:
-        texts = texts_of(PASSAGES)
         while not self.stop.is_set():
-            self._post("/v1/embeddings", {"model": "vectors", "input": texts}).read()
-            self.num_passages += PASSAGES
+            self._post("/v1/embeddings", {"model": "vectors", "input": self._passages}).read()
+            self.num_passages += len(self._passages)
 
     def queries(self) -> None:
         while not self.stop.wait(QUERY_EVERY):
@@ -95,9 +94,9 @@ def begin(client: Client, streams: int, beside: bool) -> list[threading.Thread]:
     return threads
 
 
-def count_bits(port: int, tokens: int, streams: int, longest: int) -> None:
+def count_bits(port: int, tokens: int, streams: int, passages: list[str]) -> None:
     """Print how many bits of vectors depend on what is computed beside them."""
-    texts, client = texts_of(BATCHES[-1], longest), Client(port, tokens)
+    texts, client = passages[: BATCHES[-1]], Client(port, tokens, passages)
     alone = np.concatenate([client.vectors([text]) for text in texts])
     threads = begin(client, streams, True)
     generator, differing, total = np.random.default_rng(0), 0, 0
@@ -114,9 +113,9 @@ def count_bits(port: int, tokens: int, streams: int, longest: int) -> None:
     print(f"and {client.num_passages} passages: {differing} of {total} bits differ")
 
 
-def run(port: int, tokens: int, streams: int, seconds: float, beside: bool) -> Client:
+def run(port: int, tokens: int, streams: int, seconds: float, passages: list[str], beside: bool) -> Client:
     """One phase: what the client has counted in so many seconds, the first of which does not count."""
-    client = Client(port, tokens)
+    client = Client(port, tokens, passages)
     threads = begin(client, streams, beside)
     time.sleep(1)
     client.num_tokens = client.num_passages = 0
@@ -158,18 +157,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bits", action="store_true")
-    parser.add_argument("--longest", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--longest", type=int, default=512)
     parser.add_argument("--serve-options", nargs=argparse.REMAINDER, default=[])
     options = parser.parse_args()
     process, port = serve(options)
+    texts = texts_of(options.batch, options.longest)
     kept, alone_rates, passages, waited = [], [], [], []
     try:
         if options.bits:
-            count_bits(port, options.tokens, options.streams, options.longest)
+            count_bits(port, options.tokens, options.streams, texts)
             return
-        run(port, options.tokens, options.streams, 1, True)
+        run(port, options.tokens, options.streams, 1, texts, True)
         for _ in range(options.rounds):
-            alone, beside = (run(port, options.tokens, options.streams, options.seconds, b) for b in (False, True))
+            alone, beside = (
+                run(port, options.tokens, options.streams, options.seconds, texts, b) for b in (False, True)
+            )
             kept.append(beside.num_tokens / alone.num_tokens)
             alone_rates.append(alone.num_tokens / options.seconds)
             passages.append(beside.num_passages / options.seconds)

@@ -3,6 +3,7 @@
     python -m bench.compare --peers-python PEERS/bin/python --prepare    # makes and converts the checkpoint, once
     python -m bench.compare --peers-python PEERS/bin/python              # --minutes, 6 by default
     python -m bench.compare --weights infinilm                           # its int8 and int4 beside its bf16
+    python -m bench.compare --gguf FILE --llama-bench "ik_llama.cpp=BUILD/bin/llama-batched-bench -rtr"
 
 PEERS is an environment with any of llama-cpp-python, gguf, ctranslate2, openvino, optimum-intel, onnxruntime-genai,
 transformers; what is not there is named. Engines that store weights in as many bits are compared: each in a process of
@@ -10,12 +11,15 @@ its own, which stays loaded. In a round each of them does the same piece of work
 are measured between them. A round in which other processes used more than --max-others cores is discarded and
 repeated, --tries times at most; then the least disturbed one counts, and the report says so.
 
+--gguf compares on files that are there, of any model, instead of the forms of a checkpoint. --llama-bench adds a build
+of llama.cpp or of a fork of it to all classes whose weights are a GGUF file: its program `llama-batched-bench`, with
+options of its own. That loads the file anew for each piece of work, which is not counted.
+
 On a machine that others use, --cpu-time compares what can be compared there: one thread of each engine, and tokens per
 second of its CPU time, which other processes change less. Limits, which are of wall time, are left out then.
 
 What it prints is Markdown: a table for each class of weights, and one of goals. Figures are medians over the rounds,
-with the first and the third quartile; so are ratios, which are taken within each round. Tokens/s of a decode are those
-of the median step.
+with the first and the third quartile; so are ratios, which are taken within each round.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,7 @@ from bench.compare_engines import PACKAGES
 from bench.compare_report import FILES, OURS, report_class, report_goals
 from infinilm import _core
 from infinilm.bench.others import Others
+from infinilm.planning.memory import plan_model
 
 CONFIG = {"torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}
 SPIN = """
@@ -56,11 +61,16 @@ while True:
 
 @dataclass(frozen=True)
 class Contender:
-    """One engine in one form of the weights. `form`: the file or folder that is made for it; "": the checkpoint."""
+    """One engine in one form of the weights.
+
+    `form`: the file or folder that is made for it, or a path of one that is there; "": the checkpoint. `program`: the
+    command of its benchmark, where that is run instead of a library.
+    """
 
     kind: str
     weights: str
     form: str = ""
+    program: str = ""
 
     @property
     def label(self) -> str:
@@ -134,7 +144,7 @@ class Section:
             return sum(num_tokens for _, num_tokens in self.requests) / answer["seconds"]
         if not self.steps:
             return self.context / answer["seconds"]
-        return self.batch / statistics.median(answer["step_seconds"])
+        return self.batch / statistics.fmean(answer["step_seconds"])
 
 
 LIMITS = ("read_bytes_per_second", "flops_per_second", "bf16_flops_per_second")
@@ -367,6 +377,7 @@ def run_class(
     contenders: Sequence[Contender],
     sections: Sequence[Section],
     checkpoint: Path,
+    vocab_size: int,
     args: argparse.Namespace,
     until: float,
 ) -> ClassResult:
@@ -376,7 +387,7 @@ def run_class(
     shared = {
         "threads": 1 if args.cpu_time else _core.default_num_threads(),
         "cpu_time": args.cpu_time,
-        "vocab_size": json.loads((checkpoint / "config.json").read_text())["vocab_size"],
+        "vocab_size": vocab_size,
         "prefill": max((s.context for s in sections if not s.steps), default=0) or 1,
         "decodes": decodes,
     }
@@ -391,7 +402,9 @@ def run_class(
                 model = prepare(contender, checkpoint, args.peers_python if contender.form else python)
                 note(f"loading {contender.label}")
                 settings = shared | {"model": str(model), "quantization": quantization}
-                worker = Worker(contender.label, python, contender.kind, settings)
+                settings["program"] = shlex.split(contender.program)
+                kind = "llama-bench" if contender.program else contender.kind
+                worker = Worker(contender.label, python, kind, settings)
             except (EngineFailed, RuntimeError) as error:
                 note(f"{contender.label} failed: {error}")
                 result.failures[contender.label] = str(error)
@@ -431,12 +444,29 @@ def cpu_name() -> str:
     return platform.machine()
 
 
+def classes_of_files(files: Sequence[Path]) -> dict[str, list[Contender]]:
+    """A class for each file, under its name."""
+    kinds = ("infinilm", "llama.cpp")
+    return {path.stem: [Contender(kind, path.stem, str(path.resolve())) for kind in kinds] for path in files}
+
+
+def with_programs(contenders: Sequence[Contender], programs: Sequence[tuple[str, str]]) -> list[Contender]:
+    """And, where their weights are a GGUF file, such programs (name, command) that read it."""
+    of_file = next((c for c in contenders if c.form.endswith(".gguf")), None)
+    more = [] if of_file is None else [replace(of_file, kind=name, program=command) for name, command in programs]
+    return [*contenders, *more]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(synthetic.SHAPES), default="llama-1b")
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder of the checkpoint and its forms")
     parser.add_argument("--peers-python", default=sys.executable, help="python of the environment with the peers")
     parser.add_argument("--weights", default="bf16,int8,int4,q4_K_M", help=f"classes, of {', '.join(CLASSES)}")
+    parser.add_argument("--gguf", type=Path, nargs="+", metavar="FILE", help="these files, instead of a shape's forms")
+    parser.add_argument(
+        "--llama-bench", action="append", default=[], metavar="NAME=PROGRAM", help="llama-batched-bench of a build"
+    )
     parser.add_argument("--engines", help="such as infinilm,llama.cpp; default: all")
     parser.add_argument("--sections", help='such as "decode b1,b8"; default: all')
     parser.add_argument("--rounds", type=int, default=5)
@@ -452,13 +482,22 @@ def main() -> None:
     chosen = kinds if args.engines is None else args.engines.split(",")
     sections = SECTIONS + (BESIDE if args.neighbour else []) + ([] if args.cpu_time else REQUESTS)
     names = [s.name for s in sections] if args.sections is None else args.sections.split(",")
-    for what, given, known in (
+    for what, given, allowed in (
         ("--weights", args.weights.split(","), list(CLASSES)),
         ("--engines", chosen, kinds),
         ("--sections", names, [s.name for s in sections]),
     ):
-        if unknown := [value for value in given if value not in known]:
-            parser.error(f"{what}: expected some of {', '.join(known)}; got {unknown[0]!r}")
+        if unknown := [value for value in given if value not in allowed]:
+            parser.error(f"{what}: expected some of {', '.join(allowed)}; got {unknown[0]!r}")
+    if missing_files := [path for path in args.gguf or [] if not path.is_file()]:
+        parser.error(f"--gguf: {missing_files[0]} is no file")
+    if args.gguf and args.prepare:
+        parser.error("--prepare makes the forms of a shape: leave out --gguf, or it")
+    programs = [(name, program) for name, _, program in (text.partition("=") for text in args.llama_bench)]
+    if wrong := [f"{name}={program}" for name, program in programs if not name or not program.strip()]:
+        parser.error(f"--llama-bench: expected NAME=PROGRAM, such as ik=bin/llama-batched-bench; got {wrong[0]!r}")
+    if programs and args.cpu_time:
+        parser.error("--llama-bench is of wall time: leave out --cpu-time, or it")
     if args.cpu_time and args.neighbour:
         parser.error("--neighbour is of wall time: leave out --cpu-time, or it")
     if args.cpu_time:
@@ -476,12 +515,18 @@ def main() -> None:
     missing = [kind for kind in chosen if kind not in installed and kind != "infinilm"]
     for kind in missing:
         note(f"{kind} is not installed")
+    known = classes_of_files(args.gguf) if args.gguf else {name: CLASSES[name] for name in args.weights.split(",")}
     classes = {
-        weights: [c for c in CLASSES[weights] if c.kind in chosen and c.kind not in missing]
-        for weights in args.weights.split(",")
+        weights: with_programs([c for c in contenders if c.kind in chosen and c.kind not in missing], programs)
+        for weights, contenders in known.items()
     }
-    checkpoint = make_checkpoint(args.shape, args.models)
-    config = json.loads((checkpoint / "config.json").read_text())
+    if args.gguf:
+        checkpoint, config = args.gguf[0], None
+        vocab_sizes = {path.stem: plan_model(str(path), device="cpu").config.vocab_size for path in args.gguf}
+    else:
+        checkpoint = make_checkpoint(args.shape, args.models)
+        config = json.loads((checkpoint / "config.json").read_text())
+        vocab_sizes = dict.fromkeys(classes, config["vocab_size"])
     if args.prepare:
         failed = False
         for contender in (c for contenders in classes.values() for c in contenders):
@@ -497,17 +542,22 @@ def main() -> None:
     for done, (weights, contenders) in enumerate(classes.items()):
         now = time.monotonic()
         results[weights] = run_class(
-            contenders, sections, checkpoint, args, until=now + (end - now) / (len(classes) - done)
+            contenders,
+            sections,
+            checkpoint,
+            vocab_sizes[weights],
+            args,
+            until=now + (end - now) / (len(classes) - done),
         )
     print(
-        f"{args.shape}, {cpu_name()}, "
+        f"{'files' if args.gguf else args.shape}, {cpu_name()}, "
         f"{'one thread, by CPU time' if args.cpu_time else f'{_core.default_num_threads()} threads'}, "
         f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}; tokens/s, medians (quartiles) of rounds in turn:\n\n"
         f"```sh\npython -m bench.compare {shlex.join(sys.argv[1:])}\n```\n"
     )
     for weights, result in results.items():
         print("\n".join(report_class(weights, result, sections, config, args)))
-    if goals := report_goals(results, sections, config):
+    if config and (goals := report_goals(results, sections, config)):
         print("\n".join(["**Goals**", "", *goals, ""]))
     versions = sorted({version for result in results.values() for version in result.versions.values()})
     print(f"Versions: {'; '.join(versions)}; Python {platform.python_version()}.")

@@ -18,6 +18,7 @@ import importlib.util
 import itertools
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -105,7 +106,10 @@ class Engine:
 
 
 class Infinilm(Engine):
-    """`InferEngine` stepped by hand over a paged cache, as the others are stepped by hand."""
+    """`InferEngine` stepped by hand over a paged cache, as the others are stepped by hand.
+
+    Where the model keeps states, the rows of a static cache hold the sequences of one key at a time.
+    """
 
     block_size = 16
 
@@ -125,9 +129,16 @@ class Infinilm(Engine):
             begins = range(num_blocks, num_blocks + batch * blocks, blocks)
             self.tables[batch, context] = [list(range(begin, begin + blocks)) for begin in begins]
             num_blocks += batch * blocks
-        cache = infinilm.PagedKVCacheConfig(
-            num_blocks=num_blocks, block_size=self.block_size, dtype=plan.memory.kv_cache_dtype
-        )
+        self.in_rows: Key | None = None
+        self.has_rows = plan.memory.num_states > 0
+        if self.has_rows:
+            longest = max(context for _, context in self.tables) + ROOM
+            sequences = max(batch for batch, _ in self.tables)
+            cache = infinilm.StaticKVCacheConfig(sequences, longest, dtype=plan.memory.kv_cache_dtype)
+        else:
+            cache = infinilm.PagedKVCacheConfig(
+                num_blocks=num_blocks, block_size=self.block_size, dtype=plan.memory.kv_cache_dtype
+            )
         self.engine = infinilm.InferEngine(config, device_type="cpu", cache_config=cache, quantization=quantization)
         self.engine.load_weights(self.settings["model"], use_tqdm=False)
         self.last: dict[Key, Any] = {}
@@ -136,19 +147,25 @@ class Infinilm(Engine):
         self.version = f"infinilm {infinilm.__version__}, {infinilm._core.selected_cpu_isa()}"
 
     def forward(self, key: Key, tokens: list[int], lengths: list[int], cached: int) -> Any:
+        of_cache: dict[str, Any] = {"input_ids": [tokens], "block_tables": self.tables[key]}
+        if self.has_rows:  # all of them are as long
+            of_cache = {"input_ids": [tokens[i : i + lengths[0]] for i in range(0, len(tokens), lengths[0])]}
         fields = self.engine.Input(
-            input_ids=[tokens],
-            input_lengths=lengths,
-            cache_lengths=[cached] * len(lengths),
-            block_tables=self.tables[key],
-            temperature=0.0,
+            **of_cache, input_lengths=lengths, cache_lengths=[cached] * len(lengths), temperature=0.0
         )
         return self.engine.forward(fields).output_ids.numpy()
 
+    def decode(self, key: Key, steps: int) -> list[float]:
+        if self.has_rows and self.in_rows != key:
+            self.lengths.pop(key, None)
+        return super().decode(key, steps)
+
     def prefill(self, ids: list[int]) -> None:
+        self.in_rows = None
         self.forward((1, self.settings["prefill"]), ids, [len(ids)], 0)
 
     def begin(self, key: Key, prompts: list[list[int]]) -> None:
+        self.in_rows = key
         self.last[key] = self.forward(key, list(itertools.chain(*prompts)), [len(ids) for ids in prompts], 0)
 
     def step(self, key: Key, length: int) -> None:
@@ -263,6 +280,38 @@ class LlamaCpp(Engine):
             for _, _, s, wanted in items:
                 if wanted:
                     tokens[s].append(next(best))
+
+
+class LlamaBench(Engine):
+    """A build's `llama-batched-bench`: each piece of work is a process of its own, which loads the file first.
+
+    Its clock has milliseconds. It tells the time of all steps, so a step is their mean, and there are no requests.
+    """
+
+    def load(self) -> None:
+        self.program: list[str] = self.settings["program"]
+        self.weight_bytes = os.path.getsize(self.settings["model"])
+        self.version = " ".join(self.program)
+        self.run(1, 1, 1)
+
+    def run(self, batch: int, context: int, steps: int) -> dict[str, float]:
+        """The row of its table: seconds of the prompts under "T_PP s", of the steps under "T_TG s"."""
+        cache = batch * -(-(context + steps) // 256) * 256
+        options = {"-m": self.settings["model"], "-t": self.settings["threads"], "-c": cache}
+        options |= {"-npp": context, "-ntg": steps, "-npl": batch}
+        command = [*self.program, *(str(part) for option in options.items() for part in option)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+        if done.returncode or len(rows) != 3:  # names of columns, a rule, and the one row
+            raise RuntimeError(f"{self.program[0]} ended with {done.returncode}: {lines[-1] if lines else 'no word'}")
+        return dict(zip(rows[0], map(float, rows[2]), strict=True))
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        if "prefill" in command:
+            return {"seconds": self.run(1, command["prefill"], 1)["T_PP s"]}
+        (batch, context), steps = command["decode"], command["steps"]
+        return {"step_seconds": [self.run(batch, context, steps)["T_TG s"] / steps]}
 
 
 class CTranslate2(Engine):
@@ -446,6 +495,7 @@ class Limits(Engine):
 KINDS: dict[str, type[Engine]] = {
     "infinilm": Infinilm,
     "llama.cpp": LlamaCpp,
+    "llama-bench": LlamaBench,
     "ctranslate2": CTranslate2,
     "openvino": OpenVino,
     "onnxruntime-genai": OnnxRuntime,

@@ -103,10 +103,13 @@ def report_class(
     weights: str,
     result: ClassResult,
     sections: Sequence[Section],
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
     args: argparse.Namespace,
 ) -> list[str]:
-    """One table: tokens/s, ratios, what is kept beside a neighbour, the limits and the shares of them."""
+    """One table: tokens/s, ratios, what is kept beside a neighbour, the limits and the shares of them.
+
+    `config`: of a dense model, for the shares; None: there are none.
+    """
     names, rounds = [section.name for section in sections], result.rounds
     labels = [label for label in result.versions if any(label in r.tokens_per_second for n in names for r in rounds[n])]
     rows: list[list[str]] = []
@@ -136,11 +139,12 @@ def report_class(
         add("float32 FMA, Gflop/s", lambda s: spread([r.flops_per_second / giga for r in rounds[s.name]], 0))
         if "infinilm bf16" in labels:
             add("bfloat16, Gflop/s", lambda s: spread([r.bf16_flops_per_second / giga for r in rounds[s.name]], 0))
-        for label in labels:
-            add(
-                f"{label}, of its limit",
-                lambda s, label=label: percent(limit_shares(result, s, config, label)),
-            )
+        if config is not None:
+            for label in labels:
+                add(
+                    f"{label}, of its limit",
+                    lambda s, label=label, config=config: percent(limit_shares(result, s, config, label)),
+                )
     lines = [f"**{weights}**", "", *table(["", *names], rows), ""]
     lines += [f"{label} is not in the table: {why}." for label, why in result.failures.items()]
     all_rounds = [r for n in names for r in rounds[n]]

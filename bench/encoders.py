@@ -4,10 +4,10 @@
     python -m bench.encoders FOLDER --peers-python PEERS/bin/python --shape bge-small --cosines 1000 [--longest 64]
 
 FOLDER gets a checkpoint of the shape with random weights, once, made by the peers' environment: one with torch,
-transformers and sentence-transformers; with onnxruntime and onnx its graph is compared, too, which is what fastembed
-runs. Each engine is a process of its own with --threads threads, which stays loaded. In a round each of them makes the
-vectors of the same passages, of mixed lengths, then of one query of 12 tokens, ten times. Ratios are taken within
-rounds; medians are printed.
+transformers and sentence-transformers. With onnxruntime and onnx its graph is compared, too, also in int8, and with
+fastembed what that package makes of the graph. Each engine is a process of its own with --threads threads, which stays
+loaded. In a round each of them makes the vectors of the same passages, of mixed lengths, then of one query of 12
+tokens, ten times. Ratios are taken within rounds; medians are printed.
 
 `--cosines N`: instead, the cosines of N texts to sentence-transformers in float32. `--longest`: tokens of the longest
 passage.
@@ -77,9 +77,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 ENGINES = ("infinilm float32", "infinilm bfloat16", "infinilm int8", "sentence-transformers float32")
-ENGINES += ("sentence-transformers bfloat16", "onnxruntime float32")
+ENGINES += ("sentence-transformers bfloat16", "onnxruntime float32", "onnxruntime int8", "fastembed float32")
 NUM_WORDS = 20000
 QUERY_TOKENS, QUERIES = 12, 10
+BATCH = 8  # texts that peers pad to one length
+GRAPH_INPUTS = ("input_ids", "attention_mask")
 
 
 def make(folder: Path, shape: str) -> None:
@@ -133,46 +135,82 @@ def encoder_of(engine: str, folder: Path, threads: int) -> Callable[[list[str]],
         settings = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
         llm = LLM(model, num_threads=threads, use_tqdm=False, **{"dtype": "float32", **settings})
         return lambda texts: llm.embed(texts, use_tqdm=False)
+    if name == "sentence-transformers":
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        torch.set_num_threads(threads)
+        peer = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": getattr(torch, kind)})
+        # The best of the three sizes of batches that were tried: 8, 32 and 64.
+        return lambda texts: peer.encode(texts, batch_size=BATCH, show_progress_bar=False, convert_to_numpy=True)
+    path = folder / "model" / "model.onnx"
+    if not path.exists():
+        _export(path)
+    if name == "fastembed":
+        return _fastembed(path, threads)
+    return _graph(_quantized(path) if kind == "int8" else path, threads)
+
+
+def _export(path: Path) -> None:
+    """Write the model as a graph with the fusions of onnxruntime: attention, GELU and norms."""
     import torch
+    from onnxruntime.transformers.optimizer import optimize_model
     from sentence_transformers import SentenceTransformer
 
-    torch.set_num_threads(threads)
-    with_dtype = {"dtype": getattr(torch, kind)}
-    peer = SentenceTransformer(model, device="cpu", model_kwargs=with_dtype)
-    if name == "sentence-transformers":
-        # The best of the three sizes of batches that were tried: 8, 32 and 64.
-        return lambda texts: peer.encode(texts, batch_size=8, show_progress_bar=False, convert_to_numpy=True)
-    return _graph(peer, folder / "model.onnx", threads)
+    peer = SentenceTransformer(str(path.parent), device="cpu")
+    tokenizer, model = peer.tokenizer, peer[0].auto_model
+    inputs = dict(tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt"))
+    sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
+
+    class States(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+    model.config._attn_implementation = "eager"
+    program = torch.onnx.export(
+        States(),
+        tuple(inputs[name] for name in GRAPH_INPUTS),
+        input_names=list(GRAPH_INPUTS),
+        dynamic_shapes=(sizes, sizes),
+        dynamo=True,
+    )
+    program.save(str(path))
+    config = model.config
+    made = optimize_model(str(path), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size)
+    made.save_model_to_file(str(path))
+    print(made.get_fused_operator_statistics(), file=sys.stderr)
 
 
-def _graph(peer: Any, path: Path, threads: int) -> Callable[[list[str]], Any]:
-    """The model as a graph of onnxruntime, with its fusions of attention and GELU; batches sorted by length."""
+def _quantized(path: Path) -> Path:
+    """The graph with linears of int8, whose inputs are rounded as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    made = path.with_name("model-int8.onnx")
+    if not made.exists():
+        quantize_dynamic(str(path), str(made), weight_type=QuantType.QInt8, per_channel=True)
+    return made
+
+
+def _fastembed(path: Path, threads: int) -> Callable[[list[str]], Any]:
+    """The graph as fastembed runs it, with its own tokenizing, padding and pooling."""
+    import numpy as np
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    name, size = "bench/shape", json.loads((path.parent / "config.json").read_text())["hidden_size"]
+    TextEmbedding.add_custom_model(name, PoolingType.MEAN, True, ModelSource(hf=name), size, model_file=path.name)
+    peer = TextEmbedding(name, specific_model_path=str(path.parent), threads=threads)
+    return lambda texts: np.array(list(peer.embed(texts, batch_size=BATCH)))
+
+
+def _graph(path: Path, threads: int) -> Callable[[list[str]], Any]:
+    """The graph by onnxruntime; batches sorted by length."""
     import numpy as np
     import onnxruntime
-    import torch
+    from tokenizers import Tokenizer
 
-    tokenizer, model = peer.tokenizer, peer[0].auto_model
-    names = ["input_ids", "attention_mask"]
-    if not path.exists():
-        inputs = dict(tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt"))
-        inputs = {name: inputs[name] for name in names}
-        sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
-
-        class States(torch.nn.Module):  # type: ignore[misc]
-            def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-                return model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-        model.config._attn_implementation = "eager"
-        program = torch.onnx.export(
-            States(), tuple(inputs.values()), input_names=names, dynamic_shapes=(sizes, sizes), dynamo=True
-        )
-        program.save(str(path))
-        from onnxruntime.transformers.optimizer import optimize_model
-
-        config = model.config
-        made = optimize_model(str(path), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size)
-        made.save_model_to_file(str(path))
-        print(made.get_fused_operator_statistics(), file=sys.stderr)
+    tokenizer = Tokenizer.from_file(str(path.parent / "tokenizer.json"))
+    tokenizer.enable_padding()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -180,11 +218,12 @@ def _graph(peer: Any, path: Path, threads: int) -> Callable[[list[str]], Any]:
     def encode(texts: list[str]) -> Any:
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         vectors: list[Any] = [None] * len(texts)
-        for begin in range(0, len(texts), 8):
-            rows = order[begin : begin + 8]
-            inputs = tokenizer([texts[i] for i in rows], padding=True, return_tensors="np")
-            states = session.run(None, {name: inputs[name].astype(np.int64) for name in names})[0]
-            mask = inputs["attention_mask"][..., None]
+        for begin in range(0, len(texts), BATCH):
+            rows = order[begin : begin + BATCH]
+            encoded = tokenizer.encode_batch([texts[i] for i in rows])
+            inputs = [np.array(x, np.int64) for x in zip(*((e.ids, e.attention_mask) for e in encoded), strict=True)]
+            states = session.run(None, dict(zip(GRAPH_INPUTS, inputs, strict=True)))[0]
+            mask = inputs[1][..., None]
             pooled = (states * mask).sum(1) / mask.sum(1)
             for i, vector in zip(rows, pooled / np.linalg.norm(pooled, axis=1, keepdims=True), strict=True):
                 vectors[i] = vector

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from infinilm import _core
+from infinilm.checkpoint.sources import find_tensors
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import build_spec
 
@@ -40,6 +41,7 @@ ARCHITECTURES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
 }
 
@@ -153,9 +155,29 @@ NEMOTRON_H = {
     **{"mamba_num_heads": 128, "mamba_head_dim": 80, "n_groups": 8, "ssm_state_size": 128},
 }
 
+# Nemotron 3 Nano, of which a sixth is here: 9 of 52 layers, one with attention, and a quarter of the experts.
+NEMOTRON_3 = {
+    "hybrid_override_pattern": "MEMEM*EME",
+    "norm_eps": 1e-5,
+    "mlp_hidden_act": "relu2",
+    "tie_word_embeddings": False,
+    **{"mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128},
+    **{"n_routed_experts": 32, "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "n_shared_experts": 1},
+    **{"moe_shared_expert_intermediate_size": 3712, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    **{"n_group": 1, "topk_group": 1},
+}
+
+# LFM2 1.2B, whole: six of its sixteen layers have attention, others a short convolution.
+LFM2 = {
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "tie_embedding": True,
+    **{"conv_L_cache": 3, "conv_bias": False, "block_ff_dim": 8192, "block_auto_adjust_ff_dim": False},
+}
+
 SHAPES = {
     "llama-1b": shape("llama", 2048, 16, (32, 8, 64), 8192, 128256, 131072, 5e5, rope_scaling=LLAMA3_ROPE),
     "qwen3-0.6b": shape("qwen3", 1024, 28, (16, 8, 128), 3072, 151936, 40960, 1e6),
+    "qwen3-1.7b": shape("qwen3", 2048, 28, (16, 8, 128), 6144, 151936, 40960, 1e6),
     "qwen3-moe": shape("qwen3_moe", 2048, 4, (32, 4, 128), 6144, 12672, 40960, 1e6, **QWEN3_MOE),
     "qwen3-5": shape("qwen3_5_text", 2560, 8, (16, 4, 256), 9216, 32000, 262144, 1e7, **QWEN3_5),
     "qwen3-5-4b": shape("qwen3_5_text", 2560, 32, (16, 4, 256), 9216, 248320, 262144, 1e7, **QWEN3_5),
@@ -164,6 +186,8 @@ SHAPES = {
     "gemma4": shape("gemma4_text", 5376, 6, (32, 16, 256), 21504, 26240, 262144, None, **GEMMA4),
     "granite-h": shape("granitemoehybrid", 1536, 8, (12, 4, 128), 512, 20096, 131072, 1e4, **GRANITE_H),
     "nemotron-h": shape("nemotron_h", 4480, 14, (40, 8, 128), 15680, 32768, 131072, None, **NEMOTRON_H),
+    "nemotron-3": shape("nemotron_h", 2688, 9, (32, 2, 128), 1856, 16384, 262144, None, **NEMOTRON_3),
+    "lfm2-1.2b": shape("lfm2", 2048, 16, (32, 8, 64), 8192, 65536, 128000, 1e6, **LFM2),
     "tiny": shape("llama", 64, 2, (4, 2, 16), 192, 512, 4096, 1e4),
     "smollm2-135m": shape("llama", 576, 30, (9, 3, 64), 1536, 49152, 8192, 1e5),
 }
@@ -176,10 +200,12 @@ def bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 def write_weights(config: dict[str, Any], path: Path) -> None:
-    """A safetensors file with every tensor that the engine expects of this config."""
+    """A safetensors file with every tensor that the engine expects of this config, under its published name."""
     known = ModelConfig.from_dict(config)
     spec = build_spec(known, dtype="bfloat16", max_model_len=known.max_position_embeddings)
-    shapes = _core.param_shapes(spec)
+    parameters = _core.param_shapes(spec)
+    sources = find_tensors(known, parameters, ()).sources
+    shapes = {sources[name].tensor: size for name, size in parameters.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, size in shapes.items():
@@ -195,6 +221,19 @@ def write_weights(config: dict[str, Any], path: Path) -> None:
             file.write(bfloat16(values + 1 if len(size) == 1 else values).tobytes())
 
 
+def make(folder: Path, name: str, config_only: bool = False) -> Path:
+    """The folder of a shape below `folder`, made where it is not whole."""
+    made = folder / name
+    made.mkdir(parents=True, exist_ok=True)
+    (made / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
+    weights = made / "model.safetensors"
+    if not config_only and not weights.exists():
+        part = weights.with_suffix(".part")
+        write_weights(SHAPES[name], part)
+        part.rename(weights)
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -202,12 +241,7 @@ def main() -> None:
     parser.add_argument("--config-only", action="store_true")
     args = parser.parse_args()
     for name in args.shapes:
-        folder = args.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
-        if not args.config_only:
-            write_weights(SHAPES[name], folder / "model.safetensors")
-        print(folder)
+        print(make(args.folder, name, args.config_only))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import infinilm.logs  # noqa: F401 (says where warnings go)
 from infinilm.errors import (
+    CacheFileError as CacheFileError,
     CacheFullError as CacheFullError,
     ConfigError as ConfigError,
     DeviceError as DeviceError,

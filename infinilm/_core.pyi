@@ -141,11 +141,13 @@ class Backend:
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
 
-    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, state_tokens: Tensor | None = None, gate_in: Tensor | None = None, gate_out: Tensor | None = None, bias: Tensor | None = None) -> None: ...
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, state_tokens: Tensor | None = None, gate_in: Tensor | None = None, gate_out: Tensor | None = None, bias: Tensor | None = None, num_replayed: Tensor | None = None, x_log: Tensor | None = None, gate_in_log: Tensor | None = None) -> None: ...
 
-    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None) -> None: ...
+    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, kv_log: Tensor | None = None, a_log: Tensor | None = None, b_log: Tensor | None = None) -> None: ...
 
-    def selective_scan(self, xbc: Tensor, dt: Tensor, decay_rate: Tensor, dt_bias: Tensor, skip: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_groups: int, dt_multiplier: float = 1.0, dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, state_tokens: Tensor | None = None) -> None: ...
+    def selective_scan(self, xbc: Tensor, dt: Tensor, decay_rate: Tensor, dt_bias: Tensor, skip: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_groups: int, dt_multiplier: float = 1.0, dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, xb_log: Tensor | None = None, dt_log: Tensor | None = None) -> None: ...
+
+    def log_drafts(self, parts: Sequence[Tensor], log: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, state_tokens: Tensor) -> None: ...
 
     def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor | None, out: Tensor, group_size: int, eps: float, norm_first: bool = False, gate_multiplier: float = 1.0) -> None: ...
 
@@ -184,7 +186,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -312,6 +314,13 @@ class AttentionSpec:
 
     @two_way.setter
     def two_way(self, arg: bool, /) -> None: ...
+
+    @property
+    def spans(self) -> bool:
+        """Tokens of a span, such as an image, see all of it, where steps say so."""
+
+    @spans.setter
+    def spans(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -846,7 +855,7 @@ class PositionBiasSpec:
 class MergerLinear:
     """One of the linears that make a row of the result of a tower."""
 
-    def __init__(self, size: int = 0, bias: bool = False, activated: bool = False) -> None: ...
+    def __init__(self, size: int = 0, bias: bool = False, norm_eps: float = 0.0, activated: bool = False, gated: bool = False, activation: str = 'gelu') -> None: ...
 
     @property
     def size(self) -> int:
@@ -862,18 +871,40 @@ class MergerLinear:
     def bias(self, arg: bool, /) -> None: ...
 
     @property
+    def norm_eps(self) -> float:
+        """The epsilon of a LayerNorm with bias behind it; 0: there is none."""
+
+    @norm_eps.setter
+    def norm_eps(self, arg: float, /) -> None: ...
+
+    @property
     def activated(self) -> bool:
-        """The activation of the tower is behind it."""
+        """The activation is behind that."""
 
     @activated.setter
     def activated(self, arg: bool, /) -> None: ...
+
+    @property
+    def gated(self) -> bool:
+        """
+        It is two linears, and what the activation makes of the first multiplies the second.
+        """
+
+    @gated.setter
+    def gated(self, arg: bool, /) -> None: ...
+
+    @property
+    def activation(self) -> str: ...
+
+    @activation.setter
+    def activation(self, arg: str, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
 class TowerSpec:
     """What an encoder of images has besides its layers."""
 
-    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, num_positions: int = 0, merged_patches: int = 1, pooled: bool = False, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., activation: str = 'gelu', eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
+    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, norm_first: bool = False, num_positions: int = 0, norm: bool = True, merged_patches: int = 1, pooled: bool = False, standardized: bool = False, pooled_scale: float = 1.0, pooled_norm_weight: bool = True, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
 
     @property
     def patch_dim(self) -> int:
@@ -896,11 +927,25 @@ class TowerSpec:
     def patch_norm(self, arg: bool, /) -> None: ...
 
     @property
+    def norm_first(self) -> bool:
+        """Positions are added behind this norm, and not before it."""
+
+    @norm_first.setter
+    def norm_first(self, arg: bool, /) -> None: ...
+
+    @property
     def num_positions(self) -> int:
         """Rows of the table of learned positions; 0: there are none."""
 
     @num_positions.setter
     def num_positions(self, arg: int, /) -> None: ...
+
+    @property
+    def norm(self) -> bool:
+        """There is a norm behind the layers."""
+
+    @norm.setter
+    def norm(self, arg: bool, /) -> None: ...
 
     @property
     def merged_patches(self) -> int:
@@ -919,6 +964,29 @@ class TowerSpec:
     def pooled(self, arg: bool, /) -> None: ...
 
     @property
+    def standardized(self) -> bool:
+        """
+        Their mean x, times pooled_scale, becomes (x - bias) * scale before this norm.
+        """
+
+    @standardized.setter
+    def standardized(self, arg: bool, /) -> None: ...
+
+    @property
+    def pooled_scale(self) -> float:
+        """Multiplies their mean."""
+
+    @pooled_scale.setter
+    def pooled_scale(self, arg: float, /) -> None: ...
+
+    @property
+    def pooled_norm_weight(self) -> bool:
+        """This norm has a weight."""
+
+    @pooled_norm_weight.setter
+    def pooled_norm_weight(self, arg: bool, /) -> None: ...
+
+    @property
     def pooled_norm_offset(self) -> float:
         """Added to the weight of this norm."""
 
@@ -931,13 +999,6 @@ class TowerSpec:
 
     @merger.setter
     def merger(self, arg: Sequence[MergerLinear], /) -> None: ...
-
-    @property
-    def activation(self) -> str:
-        """Behind those of these linears that say so."""
-
-    @activation.setter
-    def activation(self, arg: str, /) -> None: ...
 
     @property
     def eps(self) -> float:
@@ -1005,7 +1066,7 @@ class RopeSpec:
 class CacheSpec:
     """What a layer keeps of the tokens before, and how its heads read it."""
 
-    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ...) -> None: ...
+    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ..., log_columns: int = 0) -> None: ...
 
     @property
     def kind(self) -> str: ...
@@ -1075,6 +1136,13 @@ class CacheSpec:
 
     @states.setter
     def states(self, arg: Sequence[Sequence[int]], /) -> None: ...
+
+    @property
+    def log_columns(self) -> int:
+        """Elements that a state reads of a token, which a log keeps of drafts."""
+
+    @log_columns.setter
+    def log_columns(self, arg: int, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1412,9 +1480,9 @@ class ModelSpec:
         Bytes of a KV cache in this dtype: keys and values of all layers, or of those with a window.
         """
 
-    def state_bytes(self) -> int:
+    def state_bytes(self, device: str = 'cpu', num_log_rows: int = 0) -> int:
         """
-        Bytes of the states that all layers keep of one sequence; 0: no layer has one.
+        Bytes of the states that all layers keep of one sequence, with so many rows of their logs; 0: no layer has one.
         """
 
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -1435,9 +1503,9 @@ def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[in
     Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.
     """
 
-def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[list[str]], bool, int]]:
+def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out, and those that the engine quantises.
+    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out, and those that the engine quantises.
     """
 
 DELTA_MOST_TAPS: int = 8
@@ -1476,7 +1544,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, rope_positions: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, two_way_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, num_replayed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, rope_positions: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, two_way_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, window_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
     def arrays(self) -> dict[str, Tensor]:
         """Those that are there, in place, by name."""
@@ -1598,6 +1666,15 @@ class InferEngine:
     def load_dummy(self, dtype: str, seed: int = 0) -> None:
         """Random weights, for benchmarks."""
 
+    def update_params(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """
+        Other values of parameters, as load_param takes them, behind the steps submitted before. The cache stays as it is. WeightError: one does not fit; nothing has changed then.
+        """
+
+    @property
+    def weights_version(self) -> int:
+        """How often parameters were loaded or changed."""
+
     def finish_loading(self) -> None:
         """All parameters are there: the engine can run."""
 
@@ -1617,9 +1694,9 @@ class InferEngine:
         Calls callback(name, layer, tensor, rank) inside forward at the named sites, on rank 0 or on every rank; a returned tensor replaces it.
         """
 
-    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '', num_states: int = 0, num_window_blocks: int = 0) -> None:
+    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '', num_states: int = 0, num_window_blocks: int = 0, num_log_rows: int = 0) -> None:
         """
-        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first the slots and blocks of all other layers, then theirs.
+        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first the slots and blocks of all other layers, then theirs. num_log_rows: of each state, which keep what it reads of drafts, so that those that were right can be replayed (num_replayed of a Batch).
         """
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> list[Tensor]:

@@ -7,12 +7,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from infinilm.errors import ConfigError
 from infinilm.files import os_errors
 from infinilm.gguf.file import models_among
+from infinilm.gguf.projectors import projectors_among
 from infinilm.mistral_params import PARAMS_FILE
 from infinilm.progress import can_show
 
@@ -175,23 +176,32 @@ def parts_of(name: str) -> str:
 
 def _download_gguf(model: HubModel, revision: str | None, use_tqdm: bool) -> Path:
     assert model.file is not None
-    wanted = model.file
+    wanted, files = model.file, list[str]()
+    try:
+        files = _gguf_names(model, revision)
+    except ConfigError:
+        folder = cached_folder(model, revision)
+        if folder is not None:
+            files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+        elif not wanted.endswith(".gguf"):
+            raise
     if not wanted.endswith(".gguf"):
-        try:
-            files = _gguf_files(model, revision)
-        except ConfigError:
-            folder = cached_folder(model, revision)
-            if folder is None:
-                raise
-            files = models_among(path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf"))
-        wanted = choose_gguf(model, files)
-    path = _snapshot(model, revision, use_tqdm, allow_patterns=[parts_of(wanted)]) / wanted
+        wanted = choose_gguf(model, models_among(files))
+    # A tower is looked for in the folder of its model.
+    beside = [name for name in files if PurePosixPath(name).parent == PurePosixPath(wanted).parent]
+    towers = projectors_among(beside)[:1] if wanted not in projectors_among(beside) else []
+    path = _snapshot(model, revision, use_tqdm, allow_patterns=[parts_of(wanted), *towers]) / wanted
     if not path.exists():
         raise ConfigError(f"model '{model}': there is no such file in {model.hub_id}")
     return path
 
 
 def _gguf_files(model: HubModel, revision: str | None) -> list[str]:
+    """Names of the models in GGUF files of a repository. ConfigError: the hub does not tell."""
+    return models_among(_gguf_names(model, revision))
+
+
+def _gguf_names(model: HubModel, revision: str | None) -> list[str]:
     """Names of the GGUF files of a repository. ConfigError: the hub does not tell."""
     library = _library(model)
     try:
@@ -199,7 +209,7 @@ def _gguf_files(model: HubModel, revision: str | None) -> list[str]:
         found = library.HfApi().model_info(model.hub_id, revision=revision).siblings or ()
     except Exception as error:  # the hub's errors share no base class of their own
         raise hub_error(model, error) from error
-    return models_among(entry.rfilename for entry in found)
+    return sorted(entry.rfilename for entry in found if entry.rfilename.lower().endswith(".gguf"))
 
 
 def _library(model: HubModel) -> Any:

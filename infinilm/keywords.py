@@ -21,6 +21,8 @@ _OTHER_NAMES = MappingProxyType(
         "max_completion_tokens": "max_tokens",
         "min_new_tokens": "min_tokens",
         "num_return_sequences": "n",
+        "num_beams": "beam_width",
+        "use_beam_search": "beam_width",
         "stop_strings": "stop",
         "stop_sequences": "stop",
         "stop_words": "stop",
@@ -65,7 +67,7 @@ _OTHER_NAMES = MappingProxyType(
 )
 
 _FEATURES = (
-    ("beam search", "num_beams num_beam_groups use_beam_search beam_width length_penalty early_stopping"),
+    ("diverse beam search", "num_beam_groups diversity_penalty"),
     ("a limit of adapters", "max_lora_rank max_loras"),
     ("an adapter made for another base", "lora_base"),
     ("the priority of a request", "priority scheduling_policy"),
@@ -179,7 +181,7 @@ _ATTRIBUTES = MappingProxyType(
     {
         "LLM": {
             "encode": "tokenize() gives token ids, embed() gives vectors",
-            "beam_search": "beam search is not available in this version",
+            "beam_search": "generate(prompts, beam_width=4, n=4, max_tokens=...) searches",
             "sleep": "close() frees everything, and another LLM loads it again",
             "wake_up": "close() frees everything, and another LLM loads it again",
             "get_metrics": "metrics() gives them",
@@ -191,8 +193,8 @@ _ATTRIBUTES = MappingProxyType(
             "apply_chat_template": "render_chat() gives token ids, chat_template.render() the text",
             "eval": _NO_TRAINING,
             "to": "it is said when the model is opened: LLM(model, device=..., dtype=...)",
-            "save_state": "the prefix cache keeps what prompts have in common, in memory",
-            "load_state": "the prefix cache keeps what prompts have in common, in memory",
+            "save_state": "save_prefix() keeps what a prompt has computed in a file",
+            "load_state": "load_prefix() brings back what save_prefix() kept",
             "generate_batch": "generate() takes any number of prompts",
         },
         "CausalLM": {

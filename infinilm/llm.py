@@ -28,13 +28,15 @@ from infinilm.calls import streams
 from infinilm.calls.chats import ChatMethods
 from infinilm.calls.handle import Request
 from infinilm.calls.labels import LabelMethods, LabelScorer
+from infinilm.calls.prefixes import PrefixMethods
 from infinilm.calls.rerank import RerankMethods
 from infinilm.calls.scores import ScoreMethods
 from infinilm.calls.vectors import VectorMaker, VectorMethods
 from infinilm.calls.verify import VerifyMethods
-from infinilm.checkpoint import load_weights, open_checkpoint
+from infinilm.calls.weights import WeightMethods
+from infinilm.checkpoint import Checkpoint, load_weights, open_checkpoint
 from infinilm.checkpoint.eagle3 import load_eagle3
-from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of, weights_fingerprint
+from infinilm.checkpoint.fingerprint import WeightHistory, adapter_fingerprint, fingerprint_of, weights_fingerprint
 from infinilm.checkpoint.mapped import FileState
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
@@ -74,7 +76,7 @@ from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer, TokenizerSource
-from infinilm.tiers import DiskTier, PrefixStore, Tier, open_tiers
+from infinilm.tiers import DiskTier, PrefixStore, Tier, identity_of, open_tiers
 from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
@@ -83,7 +85,17 @@ if TYPE_CHECKING:
     from infinilm.scheduling.sequence import Int32Array
 
 
-class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods, VerifyMethods, OfThisProcess):
+class LLM(
+    ChatMethods,
+    ScoreMethods,
+    VectorMethods,
+    LabelMethods,
+    RerankMethods,
+    VerifyMethods,
+    PrefixMethods,
+    WeightMethods,
+    OfThisProcess,
+):
     """A model ready to generate.
 
     Parameters
@@ -169,6 +181,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
     max_image_pixels
         Pixels of a picture behind resizing, at most: larger ones become smaller. None: as the model's files say, but on
         a CPU no more than 1,048,576. 0: the tower is not loaded, and pictures are refused.
+    mmproj
+        The file with the tower of a GGUF file, as llama.cpp writes them. None: that in the same folder, if there is one
+        called `mmproj*.gguf`.
     media
         What pictures may be, and where addresses in messages may lead: `MediaRules`.
     lora
@@ -228,6 +243,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
         max_image_pixels: int | None = None,
+        mmproj: str | os.PathLike[str] | None = None,
         media: MediaRules | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
         merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
@@ -272,6 +288,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             speculation=drafting,
             stage=0 if stages else None,
             max_image_pixels=max_image_pixels,
+            mmproj=mmproj,
         )
         self.model_path: Path = plan.path
         self.config: ModelConfig = plan.config
@@ -304,17 +321,20 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             )
             files: Mapping[Path, FileState] = {}
             self._ids_of_head: Int32Array | None = None
+            self._is_plain = True  # weights are stored as numbers of 16 or 32 bits
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
                 with open_checkpoint(plan.path) as checkpoint:
                     files = checkpoint.states
+                    self._is_plain = type(checkpoint) is Checkpoint and not checkpoint.packed
                     load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
                 if plan.eagle3:
                     self._ids_of_head = load_eagle3(
                         plan.eagle3, self._engine, spec, dtype=plan.dtype, progress=use_tqdm
                     )
             self._engine.finish_loading()
+            self._history = WeightHistory(self._engine)
             self._tower: TowerEngine | None = None
             if isinstance(plan.tower, TowerPlan):
                 self._tower = TowerEngine.open(plan.tower, plan, num_threads or 0, load_format, seed or 0, use_tqdm)
@@ -366,7 +386,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
-        weights = partial(_weights_of, files, plan.merge, f"dummy {seed or 0}")
+        history, of_files = self._history, partial(_weights_of, files, plan.merge, f"dummy {seed or 0}")
         self._receipts = ReceiptMaker(
             {
                 "architecture": plan.config.architecture,
@@ -381,11 +401,17 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 "kv_cache_dtype": self.memory.kv_cache_dtype,
                 "num_ranks": tensor_parallel_size,
             },
-            weights=weights,
+            weights=lambda: history.of(of_files()),
             adapters=self._adapters,
             tokenizer=self.tokenizer,
-            has_hooks=lambda: engine_hooks.in_use,
+            has_hooks=lambda: engine_hooks.in_use or not history.is_known,
         )
+        layout = f"blocks of {self.memory.block_size} tokens, {plan.mtp}"
+        if isinstance(plan.tower, TowerPlan):
+            layout += f", {plan.tower.config} {plan.tower.processor}"
+        noted = partial(_noted_weights, tiers, files, plan.merge, of_files)
+        receipts = self._receipts
+        self._origin = lambda adapter: receipts.origin(adapter, history.of(noted()), layout)
         self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
         self._requests = RequestMaker(
             plan.config,
@@ -406,13 +432,12 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         queue = RequestQueue(max_open, limits.max_seconds)
         exchange = None
         if tiers:
-            noted = partial(_noted_weights, tiers, files, plan.merge, weights)
-            layout = f"blocks of {self.memory.block_size} tokens, {plan.mtp}"
+            origin = self._origin
             exchange = PrefixExchange(
                 self._engine,
                 PrefixStore(tiers),
-                lambda adapter: self._receipts.identity(adapter, noted(), layout),
-                lambda: engine_hooks.in_use,
+                lambda adapter: identity_of(origin(adapter)),
+                lambda: receipts.has_hooks,
                 queue.wake,
             )
         self._thread = EngineThread(
@@ -581,7 +606,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         requests = self._requests.make(prompt, sampling_params, sampling)
         if len(requests) != 1:
             raise RequestError(f"submit takes one prompt, got {len(requests)}: call it for each, or use stream")
-        handle = Request(self, self._thread, requests[0])
+        handle = Request(self, self._thread, requests[0], self._requests)
         self._thread.submit(requests[0].to_submit)
         return handle
 
@@ -715,6 +740,20 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
     def engine(self) -> Any:
         """The compiled engine, which runs steps; see `exclusive`."""
         return self._engine
+
+    @property
+    def tower(self) -> TowerEngine:
+        """The encoder of images of a model that sees, with `rows_of`, `state_dict` and `set_hook_registry`.
+
+        Raises
+        ------
+        ConfigError
+            The model reads no pictures; why is said.
+        """
+        if self._tower is None:
+            why = self._plan.tower
+            raise ConfigError(f"tower: {why if isinstance(why, str) else 'the model has none'}")
+        return self._tower
 
     @property
     def plan(self) -> ModelPlan:

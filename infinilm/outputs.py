@@ -317,6 +317,9 @@ class CompletionOutput:
         {"name": ..., "arguments": JSON text}}``.
     receipt : Receipt or None
         What the answer is a function of, if it was asked for and the answer has ended by itself ("stop", "length").
+    beam_score : float or None
+        What a beam search compares outputs by: the sum of the log-probabilities over the number of tokens to the power
+        of `length_penalty`.
     """
 
     index: int
@@ -331,6 +334,7 @@ class CompletionOutput:
     content: str | None = None
     tool_calls: Sequence[Mapping[str, Any]] = ()
     receipt: Receipt | None = None
+    beam_score: float | None = None
 
     def __repr__(self) -> str:
         """Show the beginning of the text, the number of tokens and why it ended."""

@@ -150,6 +150,14 @@ def _speculation(value: object) -> str | int | None:
     return _integer("speculation", value, lambda x: 1 <= x <= MAX_DRAFT_TOKENS, f"'off' or in 1..{MAX_DRAFT_TOKENS}")
 
 
+def _early_stopping(value: object) -> bool | str:
+    if value == "never":
+        return "never"
+    if isinstance(value, str):
+        raise RequestError(f"early_stopping must be True, False or 'never', got {value!r}")
+    return as_boolean("early_stopping", value)
+
+
 _MAX_INT = 2**31 - 1
 # Field -> function that checks a value and returns it normalised, in the order of the fields. Defaults are not checked.
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
@@ -181,6 +189,9 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "prediction": _prediction,
     "speculation": _speculation,
     "return_receipt": lambda v: as_boolean("return_receipt", v),
+    "beam_width": lambda v: _integer("beam_width", v, lambda x: x >= 1, ">= 1, or None (no beam search)"),
+    "length_penalty": lambda v: _number("length_penalty", v, lambda x: -10 <= x <= 10, "in -10..10"),
+    "early_stopping": _early_stopping,
 }
 
 
@@ -213,6 +224,9 @@ class SamplingKeywords(TypedDict, total=False):
     prediction: str | Sequence[int] | None
     speculation: str | int | None
     return_receipt: bool
+    beam_width: int | None
+    length_penalty: float
+    early_stopping: bool | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +295,18 @@ class SamplingParams:
     return_receipt : bool
         Give each answer a `Receipt`, by which `LLM.verify` can check that the model gave it. The first one reads the
         files of the weights once more.
+    beam_width : int, optional
+        Follow so many beams at once, and answer with the `n` best outputs found, the best first (beam search). They
+        come at the end of the search, all at once. Nothing is drawn: `temperature`, `top_k`, `top_p`, `min_p` and
+        `seed` do not matter. Goes with `max_tokens`, `min_tokens`, stop tokens and strings, log-probabilities and
+        `lora`.
+    length_penalty : float
+        A beam search compares outputs by the sum of their log-probabilities over their number of tokens to the
+        power of this. Above 0 longer ones gain. In -10..10.
+    early_stopping : bool or str
+        When a beam search ends, once it has `beam_width` outputs: True, then; False, when the best beam, if it ended
+        now, would be no better than the worst of these; "never", when it could not become better at any length. As in
+        transformers, like the scores.
 
     Raises
     ------
@@ -324,6 +350,9 @@ class SamplingParams:
     prediction: str | tuple[int, ...] | None = None
     speculation: str | int | None = None
     return_receipt: bool = False
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
 
     if TYPE_CHECKING:  # callers may pass more types than fields hold
 
@@ -346,6 +375,22 @@ class SamplingParams:
             raise RequestError("allowed_token_ids must name at least one token, got none; None allows all")
         if self.constraint is not None and self.ignore_eos:
             raise RequestError("ignore_eos cannot be combined with constraint, which says where the text ends")
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        if self.beam_width is None:
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) != _DEFAULTS[name]:
+                    raise RequestError(f"{name} is of a beam search: set beam_width, or leave it out")
+            return
+        if self.n > self.beam_width:
+            raise RequestError(f"n must be at most beam_width={self.beam_width}, got {self.n}: raise beam_width")
+        for name in _NOT_WITH_BEAMS:
+            if (value := getattr(self, name)) != _DEFAULTS[name]:
+                raise RequestError(
+                    f"{name} cannot be combined with beam_width={self.beam_width}: beams are compared by the model's "
+                    f"own probabilities; got {name}={value!r:.40}, set it to {_DEFAULTS[name]!r}"
+                )
 
     @property
     def kept_logprobs(self) -> int | None:
@@ -359,6 +404,12 @@ class SamplingParams:
             return self.speculation
         return 0 if self.speculation == "off" else MAX_DRAFT_TOKENS
 
+
+# What changes probabilities, or names an output that is drawn.
+_NOT_WITH_BEAMS = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids"),
+    *("logits_processor", "constraint", "prediction", "return_receipt"),
+)
 
 _DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(SamplingParams)}
 

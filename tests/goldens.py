@@ -31,7 +31,9 @@ FOLDER_VARIABLE = "INFINILM_TEST_GOLDENS"  # where the processes of one test ses
 
 def read_groups() -> dict[str, dict[str, Any]]:
     """{group: {checkpoint: its entry}} of all kept files that have checkpoints."""
-    paths = sorted(path for path in KEPT.glob("*.json") if path.name not in ("rope.json", "defaults.json"))
+    paths = sorted(
+        path for path in KEPT.glob("*.json") if path.name not in ("rope.json", "defaults.json", "beams.json")
+    )
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 

@@ -70,7 +70,7 @@ def test_names_that_are_hinted_at_exist() -> None:
 def test_hints() -> None:
     for name, expected in {
         "temprature": "X has no parameter 'temprature'; did you mean 'temperature'?",
-        "num_beams": "X has no parameter 'num_beams': beam search is not available in this version",
+        "num_beam_groups": "X has no parameter 'num_beam_groups': diverse beam search is not available in this version",
         "n_ctx": "X has no parameter 'n_ctx': it is said when the model is loaded: LLM(model, max_model_len=...)",
         "max_length": "X has no parameter 'max_length'",  # what it is called elsewhere is no help here
         "zzz": "X has no parameter 'zzz'",

@@ -21,7 +21,7 @@ def test_defaults_are_those_of_the_contract():
         "stop": (), "stop_token_ids": (), "include_stop_str_in_output": False, "ignore_eos": False,
         "logprobs": None, "prompt_logprobs": None, "logits_processor": None, "constraint": None,
         "skip_special_tokens": True, "lora": None, "prediction": None, "speculation": None,
-        "return_receipt": False,
+        "return_receipt": False, "beam_width": None, "length_penalty": 1.0, "early_stopping": False,
     }  # fmt: skip
     assert dataclasses.asdict(SamplingParams()) == expected
     assert NAMES == list(expected) == list(_CHECKS)
@@ -214,7 +214,8 @@ def test_min_tokens_above_max_tokens():
         ("top-p", "did you mean 'top_p'"),
         ("stop_tokens", "did you mean 'stop_token_ids'"),
         ("max_new_tokens", "it is called 'max_tokens' here"),
-        ("num_beams", ": beam search is not available in this version"),
+        ("num_beams", "it is called 'beam_width' here"),
+        ("num_beam_groups", ": diverse beam search is not available in this version"),
         ("guided_json", "it is called 'constraint' here"),
         ("response_format", "it is called 'constraint' here"),
         ("truncate_prompt_tokens", ": cutting prompts to a length is not available in this version"),

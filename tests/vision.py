@@ -24,6 +24,12 @@ SIZES = ((37, 53), (5, 9), (250, 31), (32, 32))
 PICTURES: tuple[tuple[int, ...], ...] = ((0,), (2, 1), (), (1, 3, 1))
 
 
+def text_config_of(name: str) -> dict[str, Any]:
+    """The part of config.json that is of texts: in old files all of it."""
+    config: dict[str, Any] = ENTRIES[name]["config"]
+    return config.get("text_config", config)
+
+
 def pictures_of(name: str) -> list[NDArray[np.uint8]]:
     """Pictures as [height, width, 3]: colours that change slowly, and some noise."""
     made = []
@@ -43,7 +49,7 @@ def prompts_of(name: str) -> list[tuple[list[int], tuple[int, ...]]]:
     What stands around a placeholder is of its entry: `around`, tokens before and behind it.
     """
     entry = ENTRIES[name]
-    usable = [i for i in range(entry["config"]["text_config"]["vocab_size"]) if i not in entry["tokens"].values()]
+    usable = [i for i in range(text_config_of(name)["vocab_size"]) if i not in entry["tokens"].values()]
     before, behind = ([entry["tokens"][token] for token in tokens] for tokens in entry["around"])
     placeholder = entry["tokens"][entry["placeholder"]]
     prompts = []
@@ -67,7 +73,7 @@ def tokenizer_of(name: str) -> tokenizers.Tokenizer:
     """A tokenizer whose words are w0, w1, .., and that has the tokens of its entry."""
     tokens = ENTRIES[name]["tokens"]
     known = {token: text for text, token in tokens.items()}
-    size = ENTRIES[name]["config"]["text_config"]["vocab_size"]
+    size = text_config_of(name)["vocab_size"]
     words = {known.get(i, f"w{i}"): i for i in range(size)}
     unknown = next(word for word in words if word not in tokens)
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=unknown))

@@ -6,9 +6,9 @@
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
 16-byte loads or copies, and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
-with wgmma. From sm_90 on every kernel waits for the one in front, and no way through it, whichever branches are taken,
-writes anything before, or reads what a kernel right in front may write: ptxas may move a load across the wait, so that
-the sources do not tell.
+with wgmma. Along every path, registers of wgmma are left alone from its fence to the wait that covers it. From sm_90 on
+every kernel waits for the one in front, and no way through it, whichever branches are taken, writes anything before, or
+reads what a kernel right in front may write: ptxas may move a load across the wait, so that the sources do not tell.
 Needs cuobjdump and nvdisasm, of the CUDA toolkit or from the packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
 """
 
@@ -132,6 +132,7 @@ def check_code(lines: Iterable[str]) -> list[str]:
             faults.append(f"{name} reads weights in less than 16 bytes")
         if "_sm90<" in names[kernel.name] and not any(i.startswith("HGMMA") for i in found):
             faults.append(f"{name} has no wgmma (HGMMA)")
+        faults += [f"{name}: {fault}" for fault in kernel.wgmma_faults()]
         if int(re.sub(r"\D", "", kernel.arch)) >= 90:
             faults += [f"{name} {fault}" for fault in check_wait(names[kernel.name], kernel)]
     print(f"{len(kernels)} kernels of {len({kernel.arch for kernel in kernels})} architectures checked")

@@ -26,6 +26,9 @@ import torch
 import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4 import image_processing_pil_gemma4
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -37,6 +40,8 @@ from vision import ENTRIES, KEPT, pictures_of, prompts_of, text_of, tokenizer_of
 PROCESSORS = {
     "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
     "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
+    "Glm4vImageProcessor": Glm4vImageProcessorPil,
+    "Gemma4ImageProcessor": Gemma4ImageProcessorPil,
     "Gemma3ImageProcessor": Gemma3ImageProcessorPil,
     "PixtralImageProcessor": PixtralImageProcessorPil,
     "Idefics3ImageProcessor": Idefics3ImageProcessorPil,
@@ -46,20 +51,27 @@ OPTIONS = {
     PixtralImageProcessorPil: {"patch_size": 8},  # of a patch that is merged, as its processor of texts says it
 }
 NUM_GREEDY = 12
+# Its processor knows the budgets of the published models alone, which are many tokens.
+image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS = (12,)
 
 
-def spread_of(name: str, shape: list[int], adds_one: bool) -> tuple[float, float]:
+def spread_of(name: str, shape: list[int], model: str) -> tuple[float, float]:
     """Mean and standard deviation of a tensor, so that attention is far from flat."""
-    is_norm = "norm" in name.lower() or "ln_pre" in name
+    is_norm = "norm" in name.lower() or name.split(".")[-2] in ("ln_pre", "ln_q")
     if name.endswith(("A_log", "dt_bias")):
         return 0.0, 0.5
     if len(shape) == 1:
-        plus_one = is_norm and adds_one and ("language_model" in name or "mm_soft_emb_norm" in name)
-        return (1.0 if is_norm and name.endswith("weight") and not plus_one else 0.0), 0.2
-    if name.endswith(("embed_tokens.weight", "pos_embed.weight", "position_embedding.weight")):
+        plus_one = is_norm and model == "gemma3" and ("language_model" in name or "mm_soft_emb_norm" in name)
+        multiplies = (is_norm and name.endswith("weight")) or name.endswith(("layer_scalar", "std_scale"))
+        return (1.0 if multiplies and not plus_one else 0.0), 0.2
+    if name.endswith(("embed_tokens.weight", "pos_embed.weight", "position_embedding.weight", "embedding_table")):
         # An embedding that is scaled by the root of its width is as large as others.
-        return 0.0, float(shape[1]) ** -0.5 if adds_one and "embed_tokens" in name else 1.0
+        return 0.0, float(shape[1]) ** -0.5 if "gemma" in model and "embed_tokens" in name else 1.0
     return 0.0, 1.5 / float(np.prod(shape[1:])) ** 0.5
+
+
+def old_name(tensor: str) -> str:
+    return tensor.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
 
 
 def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -70,11 +82,11 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         config._attn_implementation = "eager"
         made = getattr(transformers, entry["config"]["architectures"][0])
         shapes = {tensor: list(value.shape) for tensor, value in made(config).state_dict().items()}
-        if config.tie_word_embeddings or config.text_config.tie_word_embeddings:
+        if config.tie_word_embeddings or getattr(config.text_config, "tie_word_embeddings", False):
             shapes.pop("lm_head.weight", None)
-        entry["tensors"] = {
-            tensor: [shape, *spread_of(tensor, shape, "gemma" in name)] for tensor, shape in shapes.items()
-        }
+        if "text_config" not in entry["config"]:  # old files call tensors otherwise, too
+            shapes = {old_name(tensor): shape for tensor, shape in shapes.items()}
+        entry["tensors"] = {tensor: [shape, *spread_of(tensor, shape, name)] for tensor, shape in shapes.items()}
         write_weights(folder, make_weights(name, entry), entry["dtype"])
         model = made.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     settings = dict(entry["preprocessor"])
@@ -106,7 +118,10 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         else:
             images = [pictures[p] for p in shown]
             made_of = text_processor(
-                text=[text_of(name, ids)], images=[images] if images else None, return_tensors="pt"
+                text=[text_of(name, ids)],
+                images=[images] if images else None,
+                padding=False,
+                return_tensors="pt",
             )
             sequence = made_of.pop("input_ids")
             expanded = sequence[0].tolist()
@@ -137,6 +152,7 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
 def of_model(inputs: Any) -> dict[str, torch.Tensor]:
     """What a processor makes that the model takes."""
     names = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "token_type_ids")
+    names += ("image_position_ids", "mm_token_type_ids")
     return {key: torch.as_tensor(np.asarray(inputs[key])) for key in names if key in inputs}
 
 
@@ -147,6 +163,8 @@ def patches_of(entry: dict[str, Any], inputs: Any) -> tuple[np.ndarray, list[int
         return pixels, [*inputs["image_grid_thw"][0, 1:].tolist(), 0, 0]
     vision = entry["config"]["vision_config"]
     patch = vision["patch_size"]
+    if "image_position_ids" in inputs:
+        return patches_of_places(pixels[0], np.asarray(inputs["image_position_ids"])[0], vision)
     merge = entry["config"].get("spatial_merge_size") or entry["config"].get("scale_factor")
     if merge is None:
         merge = vision["image_size"] // patch // round(entry["config"]["mm_tokens_per_image"] ** 0.5)
@@ -155,6 +173,16 @@ def patches_of(entry: dict[str, Any], inputs: Any) -> tuple[np.ndarray, list[int
     blocks = tiles.reshape(len(tiles), 3, rows // merge, merge, patch, columns // merge, merge, patch)
     cut = blocks.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, 3 * patch**2)
     return cut, [rows, columns, *(inputs["rows"][0] + inputs["cols"][0] if "rows" in inputs else (0, 0))]
+
+
+def patches_of_places(pixels: np.ndarray, places: np.ndarray, vision: dict[str, Any]) -> tuple[np.ndarray, list[int]]:
+    """The same of patches that say where they are, by column and row, and whose numbers are scaled by the model."""
+    patch, merge = vision["patch_size"], vision["pooling_kernel_size"]
+    columns, rows = places.max(axis=0) + 1
+    scaled = 2 * (pixels[: rows * columns] - np.float32(0.5))
+    whole = scaled.reshape(rows // merge, merge, columns // merge, merge, patch, patch, 3)
+    cut = whole.transpose(0, 2, 1, 3, 6, 4, 5).reshape(-1, 3 * patch**2)
+    return cut, [int(rows), int(columns), 0, 0]
 
 
 def text_processor_of(name: str, entry: dict[str, Any], processor: Any) -> Any:
@@ -170,10 +198,20 @@ def text_processor_of(name: str, entry: dict[str, Any], processor: Any) -> Any:
                 ("image_token", entry["image_token"]),
                 ("boi_token", "<start_of_image>"),
                 ("eoi_token", "<end_of_image>"),
+                ("boi_token", "<|image>"),
+                ("eoi_token", "<image|>"),
+                ("audio_token", "<|audio|>"),
+                ("boa_token", "<|audio>"),
+                ("eoa_token", "<audio|>"),
             )
             if text in entry["tokens"]
         },
     )
+    if kind == "Gemma4Processor":
+        settings = {
+            "feature_extractor": transformers.Gemma4AudioFeatureExtractor(),
+            "video_processor": transformers.Gemma4VideoProcessor(),
+        }
     return getattr(transformers, kind)(image_processor=processor, tokenizer=tokenizer, **settings)
 
 

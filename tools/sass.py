@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-_LINE = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);")
+_LINE = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*);")
+_REGISTER = re.compile(r"\bR(\d+)\b")
+_NO_RESULT = re.compile(r"\w*SETP2?\b|PLOP3|R2P|B(AR|RA|RX|SYNC|REAK|SSY)\b|CALL|RET|JMX|WARPSYNC|NANOSLEEP|CCTL")
 _ENDS = ("EXIT", "RET", "BRX", "JMX")  # nothing runs on behind them; BRX: by a table
 
 
@@ -22,6 +24,31 @@ class Instruction:
         """Whether what stands behind it is never next."""
         jumps = self.name == "BRA" and self.operands.strip().startswith(("0x", "`"))  # BRA P0, 0x10 tests P0
         return not self.predicate and (self.name.split(".")[0] in _ENDS or jumps)
+
+    @property
+    def written(self) -> range:
+        """The registers of the result, which are neighbours: of HGMMA the accumulators, which are written later."""
+        if _NO_RESULT.match(self.name):
+            return range(0)
+        operands = [operand.strip() for operand in self.operands.split(",")]
+        while len(operands) > 1 and re.fullmatch(r"!?U?P(T|\d+)", operands[0]):  # SHFL PT, R2, ..: also a predicate
+            del operands[0]
+        match = re.fullmatch(r"R(\d+)", operands[0])
+        if not match:
+            return range(0)
+        kind = self.name.split(".")[0]
+        if kind == "HGMMA" and (shape := re.search(r"\.64x(\d+)x\d+\.(F\d+)", self.name)):
+            count = int(shape[1]) // (2 if shape[2] == "F32" else 4)
+        elif kind in ("HMMA", "IMMA") or re.search(r"\.128\b|^LDSM\..*\.4$", self.name):
+            count = 4
+        else:
+            count = 2 if re.search(r"\.64\b|\.WIDE\b|^LDSM\..*\.2$|^D(ADD|MUL|FMA)\b", self.name) else 1
+        return range(int(match[1]), int(match[1]) + count)
+
+    @property
+    def named(self) -> set[int]:
+        """The registers that its text names: of several neighbours the first."""
+        return {int(number) for number in _REGISTER.findall(self.operands)}
 
 
 @dataclass
@@ -55,6 +82,83 @@ class Kernel:
             seen.add(i)
             open_ += next_of[i]
         return [self.code[i] for i in sorted(seen)]
+
+    def wgmma_faults(self) -> list[str]:
+        """Breaches of the rules of asynchronous products (PTX ISA, "wgmma.fence" and "wgmma.wait_group"), on any path.
+
+        From an HGMMA on, until a wait that covers its group, nothing else may write its A or name its accumulators.
+        Back to a WARPGROUP.ARRIVE, nothing else may have written either.
+        """
+        next_of = self._between_blocks()
+        before: list[list[int]] = [[] for _ in self.code]
+        for i, found in enumerate(next_of):
+            for j in found:
+                before[j].append(i)
+        faults = set()
+        for start, each in enumerate(self.code):
+            if not each.name.startswith("HGMMA"):
+                continue
+            sums = set(each.written)
+            a = re.match(r"\s*R(\d+)\s*$", each.operands.split(",")[1])  # else A lies in shared memory
+            rows = set(range(int(a[1]), int(a[1]) + 4)) if a else set()
+            faults |= {
+                f"{fault} {each.name} at {each.address:#x}" for fault in self._unfenced(start, before, sums | rows)
+            }
+            faults |= {f"{fault} {each.name} at {each.address:#x}" for fault in self._early(start, next_of, sums, rows)}
+        return sorted(faults)
+
+    def _between_blocks(self) -> list[list[int]]:
+        """As `next_of`, but a jump by a table goes to begins of blocks: instructions behind a branch, and targets of
+        branches. If it could go to any instruction, a way would lead between a fence and its product.
+        """
+        next_of = self.next_of()
+        tables = [len(found) == len(self.code) for found in next_of]
+        begins = set()
+        for i, found in enumerate(next_of):
+            if not tables[i]:
+                begins |= set(found) - {i + 1}
+            if self.code[i].name.split(".")[0] in ("BRA", "CALL", *_ENDS):
+                begins |= {i + 1} & set(range(len(self.code)))
+        return [sorted(begins) if is_table else found for is_table, found in zip(tables, next_of, strict=True)]
+
+    def _unfenced(self, start: int, before: list[list[int]], registers: set[int]) -> Iterator[str]:
+        seen, open_ = set[int](), list(before[start])
+        if start == 0:
+            yield "no fence before"
+        while open_:
+            i = open_.pop()
+            each = self.code[i]
+            if i in seen or (each.name.startswith("WARPGROUP.ARRIVE") and not each.predicate):
+                continue
+            seen.add(i)
+            if not each.name.startswith("HGMMA") and registers & set(each.written):
+                yield f"{each.name} at {each.address:#x} writes behind the fence of"
+            if i == 0:
+                yield "no fence before"
+            open_ += before[i]
+
+    def _early(self, start: int, next_of: list[list[int]], sums: set[int], rows: set[int]) -> Iterator[str]:
+        """Walk on with the number of groups that have ended since that of `start` did; -1: that has not."""
+        most = 8  # more groups than any wait leaves under way
+        ends = "gsb" in self.code[start].operands
+        seen, open_ = set[tuple[int, int]](), [(i, 0 if ends else -1) for i in next_of[start]]
+        while open_:
+            i, since = open_.pop()
+            if (i, since) in seen:
+                continue
+            seen.add((i, since))
+            each = self.code[i]
+            if each.name.startswith("WARPGROUP.DEPBAR") and not each.predicate:
+                left = re.search(r"\b0x([0-9a-f]+)\s*$", each.operands)
+                if since >= (int(left[1], 16) if left else 0):
+                    continue
+            elif each.name.startswith("HGMMA"):
+                if rows & set(each.written):
+                    yield f"{each.name} at {each.address:#x} writes A, before the wait for"
+                since = min(since + ("gsb" in each.operands), most)
+            elif rows & set(each.written) or sums & (set(each.written) | each.named):
+                yield f"{each.name} at {each.address:#x} does not wait for"
+            open_ += [(j, since) for j in next_of[i]]
 
     def loops(self) -> list[list[Instruction]]:
         """The body of each loop: what lies on a way from its first instruction back to it (a natural loop)."""

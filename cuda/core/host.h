@@ -30,11 +30,15 @@ inline bool sync_launches() {
 inline void check(cudaError_t error, std::string_view what) {
     if (error == cudaSuccess) return;
     cudaGetLastError();  // not sticky unless the device is lost
-    if (error == cudaErrorNoKernelImageForDevice)
-        throw DeviceError(
-            concat(what,
-                   ": this build has no kernels for this GPU; reinstall with "
-                   "--config-settings=setup-args=-Dgpu_archs=<its compute capability, such as 80 or 90a>"));
+    constexpr auto unsupported_ptx_version = static_cast<cudaError_t>(222);
+    if (error == cudaErrorNoKernelImageForDevice || error == unsupported_ptx_version)
+        throw DeviceError(concat(what,
+                                 error == unsupported_ptx_version
+                                     ? ": this build has kernels for this GPU as PTX alone, of a CUDA toolkit that is "
+                                       "newer than the driver; install a newer driver, or reinstall with "
+                                     : ": this build has no kernels for this GPU; reinstall with ",
+                                 "--config-settings=setup-args=-Dgpu_archs=<its compute capability, such as 80, 90a "
+                                 "or 120>"));
     const bool by_kernel = error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure;
     throw DeviceError(concat(
         what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error),

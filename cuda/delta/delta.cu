@@ -7,7 +7,9 @@
 // states may be one. Bytes: a row of x is read once from memory, 1.4 times from L1 or L2; out is written once, states
 // are read and written once a sequence.
 //
-// The last tokens of a sequence may be drafts, which could be wrong: its new state has seen none of them.
+// The last tokens of a sequence may be drafts, which could be wrong: its new state has seen none of them. log_drafts
+// keeps what the state reads of them, a block for each token and part, and the next step goes first through those that
+// were right: to the convolution they are inputs behind its state, to the rule tokens that give nothing.
 //
 // delta_rule: a block for a head of a sequence, or for some of its columns, which do not depend on each other: 32 where
 // there are prompts, 64 where there are many sequences. A warp has 8 columns, a lane 2 of them and an eighth of the
@@ -29,18 +31,6 @@ namespace infinilm::cuda {
 
 constexpr int kConvThreads = 128;
 constexpr int kConvTokens = 8;  // of a thread, where there are prompts
-
-// The sequence of a token. Where each has one token, as in most steps, the first guess is right.
-__device__ __forceinline__ int sequence_of(const StateStepsArgs& sequences, int token) {
-    const int* starts = sequences.cu_seqlens_q;
-    if (token < sequences.num_seqs && starts[token] <= token && token < starts[token + 1]) return token;
-    int first = 0, end = sequences.num_seqs;
-    while (end - first > 1) {
-        const int middle = (first + end) / 2;
-        (starts[middle] <= token ? first : end) = middle;
-    }
-    return first;
-}
 
 // ---- causal_conv -------------------------------------------------------------------------------------------------
 
@@ -82,11 +72,21 @@ __global__ void __launch_bounds__(kConvThreads, kMost <= 4 ? 8 : 6)
         if (token == first) {
             const int in = p.sequences.state_in[s], out = p.sequences.state_out[s];
             const int num_seen = state_end(p.sequences, s, first) - first;
+            const SequenceStart start(p.sequences, s);
             const auto state = [&](int number, int row) -> float& {
                 return p.state[(static_cast<int64_t>(number) * kept + row) * p.channels + channel];
             };
+            // Of what lies in front of the first token: row by row the state, and behind it what is replayed.
+            const auto before = [&](int row) {
+                if (in < 0) return 0.0f;
+                if (row + start.replayed < kept) return state(in, row + start.replayed);
+                const float value = to_float(start.row<T>(p.x, p.x_stride, p.x_log, first - kept + row)[channel]);
+                if (!gate_in) return value;
+                const T* const gate = start.row<T>(p.gate_in, p.gate_in_stride, p.gate_in_log, first - kept + row);
+                return value * to_float(gate[channel]);
+            };
 #pragma unroll
-            for (int j = 0; j < kMost - 1; ++j) seen[j] = j < unused || in < 0 ? 0.0f : state(in, j - unused);
+            for (int j = 0; j < kMost - 1; ++j) seen[j] = j < unused ? 0.0f : before(j - unused);
 #pragma unroll
             for (int i = 0; i < (kMost > 1 ? kMost - 1 : 1); ++i) {
                 if (i == num_seen) {  // fewer than are kept; the old state is in registers
@@ -222,35 +222,40 @@ struct TileLoads {
     Loaded<T, kByElement ? kRows : 2> steps;  // what decays are made of
     T a, b, values[kValues];
 
-    // Tokens `first` .. `end` - 1; num_columns: the block's that there are, from first_column of the head on.
-    __device__ __forceinline__ void load(const DeltaRuleArgs& p, int first, int end, int head, int first_column,
-                                         int num_columns) {
+    // Tokens `first` .. `end` - 1; num_columns: the block's that there are, from first_column of the head on. Nothing
+    // is read by the q of a token that is replayed, and k is in its place.
+    __device__ __forceinline__ void load(const DeltaRuleArgs& p, const SequenceStart& start, int first, int end,
+                                         int head, int first_column, int num_columns) {
         const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id()), group = lane % kRowGroups;
         const int token = first + kWarpTokens * warp + lane / kRowGroups, k_size = p.num_k_heads * p.k_dim;
         const int k_head = head / (p.num_v_heads / p.num_k_heads);
-        const T* const qkv = static_cast<const T*>(p.qkv);
-        const T* const row = qkv + token * p.qkv_stride + k_head * p.k_dim + group * kRows;
+        const auto kv = [&](int t) { return start.row<T>(p.qkv, p.qkv_stride, p.kv_log, t, k_size); };
+        const T* const row = token < end ? kv(token) + k_head * p.k_dim + group * kRows : nullptr;
         const int valid = token < end ? p.k_dim - group * kRows : 0;
-        const bool is_wide = kRows * sizeof(T) % 16 == 0 && p.k_dim % kRows == 0 &&
-                             (reinterpret_cast<uintptr_t>(qkv) | p.qkv_stride * sizeof(T)) % 16 == 0;
-        q.load(row, valid, is_wide);
-        k.load(row + k_size, valid, is_wide);
-        if constexpr (kByElement) {
-            const T* const own = static_cast<const T*>(p.a) + token * p.a_stride + int64_t{head} * p.k_dim;
-            const bool is_aligned = kRows * sizeof(T) % 16 == 0 && p.k_dim % kRows == 0 &&
-                                    (reinterpret_cast<uintptr_t>(p.a) | p.a_stride * sizeof(T)) % 16 == 0;
-            steps.load(own + group * kRows, valid, is_aligned);
-        }
+        const auto is_wide = [&](const void* rows, int64_t stride, const StateLogArgs& log) {
+            return kRows * sizeof(T) % 16 == 0 && p.k_dim % kRows == 0 &&
+                   (reinterpret_cast<uintptr_t>(rows) | stride * sizeof(T) | reinterpret_cast<uintptr_t>(log.rows) |
+                    log.stride * sizeof(T)) %
+                           16 ==
+                       0;
+        };
+        const bool wide_keys = is_wide(p.qkv, p.qkv_stride, p.kv_log);
+        q.load(token < start.first ? row : row - k_size, valid, wide_keys);
+        k.load(row, valid, wide_keys);
         if (token < end) {
-            if constexpr (!kByElement) a = static_cast<const T*>(p.a)[token * p.a_stride + head];
-            b = static_cast<const T*>(p.b)[token * p.b_stride + head];
+            a = start.row<T>(p.a, p.a_stride, p.a_log, token)[head];
+            b = start.row<T>(p.b, p.b_stride, p.b_log, token)[head];
+        }
+        if constexpr (kByElement) {
+            const T* const own = token < end ? start.row<T>(p.a, p.a_stride, p.a_log, token) : nullptr;
+            steps.load(own + head * p.k_dim + group * kRows, valid, is_wide(p.a, p.a_stride, p.a_log));
         }
         const int column = kWarpColumns * warp + lane % kWarpColumns;
-        const T* const v = qkv + 2 * int64_t{k_size} + int64_t{head} * p.v_dim + first_column + column;
+        const int64_t of_v = k_size + int64_t{head} * p.v_dim + first_column + column;
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
             const int t = first + (32 * i + lane) / kWarpColumns;
-            values[i] = t < end && column < num_columns ? v[t * p.qkv_stride] : from_float<T>(0.0f);
+            values[i] = t < end && column < num_columns ? kv(t)[of_v] : from_float<T>(0.0f);
         }
     }
 
@@ -435,7 +440,8 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
     const int num_columns = min(columns, p.v_dim - first_column);
     const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
     const int column = warp * kWarpColumns + lane % (32 / kRowGroups) * 2, group = lane / (32 / kRowGroups);
-    const int in = p.sequences.state_in[seq], end = p.sequences.cu_seqlens_q[seq + 1];
+    const SequenceStart start(p.sequences, seq);
+    const int in = start.state, end = p.sequences.cu_seqlens_q[seq + 1];
     const bool has_columns = column < num_columns;
     const int64_t offset = static_cast<int64_t>(head) * p.k_dim * p.v_dim + first_column + column;
     const auto of_state = [&](int number, int row) {
@@ -453,10 +459,10 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
     const int tile_tokens = min(kTileTokens, kWarpTokens * num_warps);
     TileLoads<T, kRows, kByElement> loads;
     const auto load = [&](int tile) {
-        loads.load(p, tile, min(end, tile + tile_tokens), head, first_column, num_columns);
+        loads.load(p, start, tile, min(end, tile + tile_tokens), head, first_column, num_columns);
     };
-    int tile = p.sequences.cu_seqlens_q[seq];
-    const int certain_end = state_end(p.sequences, seq, tile);
+    int tile = start.begin();
+    const int certain_end = state_end(p.sequences, seq, start.first);
     const auto store = [&] {
         const int out = p.sequences.state_out[seq];
 #pragma unroll
@@ -494,13 +500,14 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
         __syncthreads();  // q, k and v may be overwritten, and what other warps have read is there
         if (pieces == 1) {
             for (int t = warp; t < count; t += num_warps)
-                put_gated_norm<T>(p, tile + t, head,
-                                  [&](int i) { return rounded<T>(memory.reads[t * memory.stride + i]); });
+                if (tile + t >= start.first)
+                    put_gated_norm<T>(p, tile + t, head,
+                                      [&](int i) { return rounded<T>(memory.reads[t * memory.stride + i]); });
         } else {
             T* const out = static_cast<T*>(p.out) + static_cast<int64_t>(head) * p.v_dim + first_column;
             for (int i = lane; i < count * kWarpColumns; i += 32) {
                 const int t = i / kWarpColumns, c = warp * kWarpColumns + i % kWarpColumns;
-                if (c < num_columns)
+                if (c < num_columns && tile + t >= start.first)
                     out[(tile + t) * p.out_stride + c] = from_float<T>(memory.reads[t * memory.stride + c]);
             }
         }
@@ -556,6 +563,30 @@ cudaError_t delta_rule(const DeltaRuleArgs& args, cudaStream_t stream) {
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
         return args.by_element ? launch_rows<T, true>(args, stream) : launch_rows<T, false>(args, stream);
+    });
+}
+
+// ---- log_drafts --------------------------------------------------------------------------------------------------
+
+template <class T>
+__global__ void __launch_bounds__(kConvThreads) log_drafts_kernel(LogDraftsArgs p) {
+    begin_kernel();
+    const int token = static_cast<int>(blockIdx.x), s = sequence_of(p.sequences, token);
+    const int draft = token - state_end(p.sequences, s, p.sequences.cu_seqlens_q[s]);
+    if (draft < 0) return;
+    const LogDraftsArgs::Part part = p.parts[blockIdx.y];
+    const T* const from = static_cast<const T*>(part.rows) + token * part.stride;
+    T* to =
+        static_cast<T*>(p.log) + (static_cast<int64_t>(p.sequences.state_out[s]) * p.num_rows + draft) * p.log_stride;
+    for (unsigned before = 0; before < blockIdx.y; ++before) to += p.parts[before].columns;
+    for (int i = static_cast<int>(threadIdx.x); i < part.columns; i += kConvThreads) to[i] = from[i];
+}
+
+cudaError_t log_drafts(const LogDraftsArgs& args, cudaStream_t stream) {
+    if (args.num_tokens == 0) return cudaSuccess;
+    return visit(args.type, [&](auto t) {
+        return launch<log_drafts_kernel<decltype(t)>>(
+            {dim3(args.num_tokens, args.num_parts), dim3(kConvThreads), 0, stream}, args);
     });
 }
 

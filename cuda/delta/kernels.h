@@ -17,4 +17,6 @@ cudaError_t delta_rule(const DeltaRuleArgs&, cudaStream_t);  // v_dim is even
 cudaError_t selective_scan(const SelectiveScanArgs&, cudaStream_t);  // head_dim is even
 cudaError_t gated_norm(const GatedNormArgs&, cudaStream_t);
 
+cudaError_t log_drafts(const LogDraftsArgs&, cudaStream_t);
+
 }  // namespace infinilm::cuda

@@ -65,8 +65,9 @@ __global__ void __launch_bounds__(32 * kScanWarps, kRows <= 16 ? 2 : 1)
                                          static_cast<int64_t>(number) * p.num_heads * p.state_dim * p.head_dim +
                                          offset + static_cast<int64_t>(row) * p.head_dim);
     };
-    const int in = p.sequences.state_in[seq], begin = p.sequences.cu_seqlens_q[seq];
-    const int end = p.sequences.cu_seqlens_q[seq + 1], certain_end = state_end(p.sequences, seq, begin);
+    const SequenceStart start(p.sequences, seq);
+    const int in = start.state, first = start.first;
+    const int end = p.sequences.cu_seqlens_q[seq + 1], certain_end = state_end(p.sequences, seq, first);
     float2 state[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -84,24 +85,26 @@ __global__ void __launch_bounds__(32 * kScanWarps, kRows <= 16 ? 2 : 1)
     grid_dependency_wait();
 
     const int x_size = p.num_heads * p.head_dim, bc_group = head / (p.num_heads / p.num_groups);
-    for (int tile = begin, count; tile < end; tile += count) {  // a tile ends where drafts begin
+    const auto xb = [&](int t) { return start.row<T>(p.xbc, p.xbc_stride, p.xb_log, t); };
+    // Nothing is read by the C of a token that is replayed, and B is in its place.
+    for (int tile = start.begin(), count; tile < end; tile += count) {  // a tile ends where drafts begin
         count = min(kScanTokens, (tile < certain_end ? certain_end : end) - tile);
         for (int i = thread; i < count * 2 * Memory::kRowFloats; i += num_threads) {
             const int t = i / (2 * Memory::kRowFloats), which = i / Memory::kRowFloats % 2;
             const int at = i % Memory::kRowFloats, element = at / Memory::kStride * kRows + at % Memory::kStride;
             const bool is_there = at % Memory::kStride < kRows && element < p.state_dim;
-            const T* const from = static_cast<const T*>(p.xbc) + (tile + t) * p.xbc_stride + x_size +
-                                  (which * p.num_groups + bc_group) * static_cast<int64_t>(p.state_dim);
+            const int section = tile + t < first ? 0 : which;
+            const T* const from =
+                xb(tile + t) + x_size + (section * p.num_groups + bc_group) * static_cast<int64_t>(p.state_dim);
             memory.rows[i] = is_there ? to_float(from[element]) : 0.0f;
         }
         for (int i = thread; i < count * columns; i += num_threads) {
             const int t = i / columns, c = i % columns;
-            const T* const from = static_cast<const T*>(p.xbc) + (tile + t) * p.xbc_stride +
-                                  static_cast<int64_t>(head) * p.head_dim + first_column;
+            const T* const from = xb(tile + t) + static_cast<int64_t>(head) * p.head_dim + first_column;
             memory.x[i] = c < num_columns ? to_float(from[c]) : 0.0f;
         }
         if (thread < count) {
-            const float dt = to_float(static_cast<const T*>(p.dt)[(tile + thread) * p.dt_stride + head]);
+            const float dt = to_float(start.row<T>(p.dt, p.dt_stride, p.dt_log, tile + thread)[head]);
             const float raw = __fmaf_rn(p.dt_multiplier, dt, p.dt_bias[head]);
             const float softplus = fmaxf(raw, 0.0f) + log1pf(expf(-fabsf(raw)));
             const float step = fminf(fmaxf(softplus, p.dt_min), p.dt_max);
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(32 * kScanWarps, kRows <= 16 ? 2 : 1)
         T* const out = static_cast<T*>(p.out) + static_cast<int64_t>(head) * p.head_dim + first_column;
         for (int i = thread; i < count * columns; i += num_threads) {
             const int t = i / columns, c = i % columns;
-            if (c < num_columns)
+            if (c < num_columns && tile + t >= first)
                 out[(tile + t) * p.out_stride + c] =
                     from_float<T>(__fmaf_rn(p.skip[head], memory.x[i], memory.sums[i]));
         }

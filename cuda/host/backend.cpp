@@ -93,6 +93,10 @@ public:
     GraphRecorder* recorder() override { return sync_ ? nullptr : &recorder_; }
 
     bool takes_blocks(std::string_view type) const override { return find_blocks(type) != nullptr; }
+    bool rounds_blocks(std::string_view type) const override {  // scales of rows alone multiply sums
+        const BlockType* const blocks = find_blocks(type);
+        return blocks && unit_shape(blocks->format).scale_bytes > 0;
+    }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
@@ -152,6 +156,10 @@ public:
     void gated_norm(const GatedNormParams& p) override {
         activate();
         run(cuda::gated_norm(gated_norm_args(p), stream_), "gated_norm", p.x.shape());
+    }
+    void log_drafts(const LogDraftsParams& p) override {
+        activate();
+        run(cuda::log_drafts(log_drafts_args(p), stream_), "log_drafts", p.log.shape());
     }
     void sum_parts(const SumPartsParams&) override;
     void change_logits(const ChangeLogitsParams& p) override {
@@ -436,9 +444,9 @@ void CudaBackend::linear(const LinearParams& p) {
 
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
     LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
-    const bool fused = args.weight.order == RowOrder::rope_pairs && fuses_rope(kernel_of(args)) && p.x.numel() > 0 &&
-                       !rope.q_norm && !rope.q_cos_sin && !rope.q_turned && rope.slot_mapping && rope.cos_sin &&
-                       rope.cos_sin.shape(1) == rope.head_dim;
+    const bool fused = pieces(p.weight).size() == 1 && args.weight.order == RowOrder::rope_pairs &&
+                       fuses_rope(kernel_of(args)) && p.x.numel() > 0 && !rope.q_norm && !rope.q_cos_sin &&
+                       !rope.q_turned && rope.slot_mapping && rope.cos_sin && rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
         linear(p);
         return qk_norm_rope_store_kv(rope);

@@ -18,6 +18,9 @@ inline constexpr BlockType block_types[] = {
     {"F8_ROW", 32, 8, BlockScale::f32, WeightFormat::fp8},
     {"F8_32", 32, 8, BlockScale::f32, WeightFormat::fp8_blocks},
     {"F8_128", 128, 8, BlockScale::f32, WeightFormat::fp8_blocks},
+    {"Q4_K", 256, 4, BlockScale::six_bits, WeightFormat::q4_k},
+    {"Q5_K", 256, 5, BlockScale::six_bits, WeightFormat::q5_k},
+    {"Q6_K", 256, 6, BlockScale::bytes, WeightFormat::q6_k},
 };
 inline const BlockType* find_blocks(std::string_view name) {
     for (const BlockType& type : block_types)

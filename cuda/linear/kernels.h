@@ -38,8 +38,9 @@ struct LinearArgs {
     int splits = 0;  // blocks that divide k of a tile: 1, 2 (also of linear_sm90), 4, 8; 0: linear_choice.h says
 };
 
-// Every linear sums k in this many slices, which are added in their order (linear.cuh).
-constexpr int kSlices = 8;
+// Every linear sums k in this many slices of whole boxes of columns, which are added in their order (linear.cuh).
+constexpr int kSlices = 8, kBoxColumns = 64;
+constexpr int num_boxes(const PackedWeight& w) { return (w.k + kBoxColumns - 1) / kBoxColumns; }
 
 // The workspace: how many blocks of a tile have come, then the sums of parts of k. The first block of a tile has one
 // part, all its slices, and the others have one for each slice: only so are slices added in their order.

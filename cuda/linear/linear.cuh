@@ -1,11 +1,10 @@
 // What all linears share: the one order in which an output is summed, the order of packed rows, and the end of an
 // output once it is summed. So a row's bits are the same from linear_decode and linear_prefill, for any num_tokens.
 //
-// The order: k is cut into kSlices slices of whole units (kernels.h). A slice is one chain of mma_m16n8k16 (weights are
-// A, tokens are the columns of B) over its steps of 16, ascending, from zero; with scales of groups of columns
-// (kScales) every 32 columns are such a chain, and a slice is the sum of scale * chain by fused multiply-adds,
-// ascending, from zero. The slices are then added in order 0, 1, .., and that is multiplied by the scale of its row, if
-// weights are quantised.
+// The order: k is cut into kSlices slices of whole boxes of 64 columns, in every format (slice_begin). A slice is one
+// chain of mma_m16n8k16 (weights are A, tokens are the columns of B) over its steps of 16, ascending, from zero. The
+// slices are then added in order 0, 1, .., and that is multiplied by the scale of its row, if the format has scales of
+// rows.
 #pragma once
 
 #include <type_traits>
@@ -15,8 +14,17 @@
 
 namespace infinilm::cuda {
 
+// The first box of a slice of k; slices of fewer than 8 boxes are empty in part.
+__host__ __device__ constexpr int first_box(int slice, int boxes) {
+    return static_cast<int>(static_cast<int64_t>(boxes) * slice / kSlices);
+}
+// The first unit of a slice, counted in the units of a format.
+template <class F>
+constexpr int kBoxUnits = kBoxColumns / (16 * F::kUnitSteps);
+template <class F>
 __host__ __device__ constexpr int slice_begin(int slice, int units) {
-    return static_cast<int>(static_cast<int64_t>(units) * slice / kSlices);
+    const int begin = first_box(slice, (units + kBoxUnits<F> - 1) / kBoxUnits<F>) * kBoxUnits<F>;
+    return begin < units ? begin : units;
 }
 
 // The feature of a packed row; for gate_up, gates are 0 .. n / 2 - 1 and ups n / 2 .. n - 1. May be n or more: padding.

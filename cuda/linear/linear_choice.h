@@ -31,7 +31,7 @@ inline PrefillPlan choose_prefill(const LinearArgs& args, int num_sms) {
     auto consider = [&](int tokens, int splits) {
         const int64_t tiles = row_blocks * ((args.num_tokens + tokens - 1) / tokens);
         if (args.splits != 0 && args.splits != splits) return;
-        const bool fits = args.workspace && num_units(w) >= kSlices && tiles * split_parts(splits) <= most_split_parts;
+        const bool fits = args.workspace && num_boxes(w) >= kSlices && tiles * split_parts(splits) <= most_split_parts;
         if (splits > 1 && (!fits || (args.splits == 0 && tiles >= num_sms))) return;
         const int64_t waves = (tiles * splits + num_sms - 1) / num_sms;
         int64_t cycles = waves * (begin + steps * (tokens == 64 ? step_of_64 : step_of_128) / splits);
@@ -70,7 +70,7 @@ struct HopperPlan {
     int64_t cycles = 0;  // of an SM, estimated
 };
 
-constexpr bool has_group_scales(WeightFormat format) { return unit_bytes(format) > 512; }
+constexpr bool has_group_scales(WeightFormat format) { return unit_shape(format).scale_bytes > 0; }
 
 inline int hopper_places(const LinearArgs& args, int tile_tokens, HopperPair pair) {  // pairs of blocks with work
     const int row_blocks = (num_tiles(args.weight) + 7) / 8;
@@ -90,11 +90,12 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
     const int64_t weight_bytes = int64_t{32} / unit_steps(w.format) * unit_bytes(w.format);    // of a stage
     // By what was measured on an H100: a call takes 5.8 us and its stages, a stage by itself about tokens + 100 (of
     // quantised weights the instructions that widen them), and all SMs together get 8.4 TB/s from L2. Counted: what two
-    // blocks exchange and keep.
+    // blocks exchange and keep, and how many instructions more a stage has where groups have scales (int4 100, Q4_K
+    // 210, Q6_K 300).
     constexpr int64_t begin = 10000, l2_bytes = 4800, hand_over = 1000, hand_over_of_token = 64;
     auto stage_alone = [&](int tokens) -> int64_t {
         if (is_as_type) return 3 * (tokens + 100);
-        return has_group_scales(w.format) ? 170 + 6 * tokens : 210 + 9 * tokens / 2;
+        return (has_group_scales(w.format) ? 400 : 210) + 9 * tokens / 2;
     };
     HopperPlan best;
     auto consider = [&](int tokens, HopperPair pair) {
@@ -102,7 +103,7 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
         if (args.splits != 0 && args.splits != (shares ? 2 : 1)) return;
         if (args.out_float32 && tokens > 128) return;  // there are no registers for it
         const int64_t places = hopper_places(args, tokens, pair), waves = (places + at_once - 1) / at_once;
-        if (shares && (num_units(w) < kSlices || (args.splits == 0 && waves > 1))) return;
+        if (shares && (num_boxes(w) < kSlices || (args.splits == 0 && waves > 1))) return;
         const int64_t bytes = weight_bytes / (pair == HopperPair::same_rows ? 2 : 1) +
                               128 * tokens / (pair == HopperPair::same_tokens ? 2 : 1);
         const int64_t from_l2 = 2 * (waves > 1 ? at_once : places) * bytes / l2_bytes, alone = stage_alone(tokens);

@@ -31,7 +31,7 @@ constexpr int turn_bytes(int token_tiles, bool norm) { return token_tiles * 512 
 // Shared memory of a block: 1 / rms of each token, the sums of slices that are added, and the rings of the warps.
 template <class F, int NT, int R, bool kNorm>
 struct DecodeShared {
-    static constexpr bool kWeights = NT <= 4;  // whether weights lie in the ring
+    static constexpr bool kWeights = NT <= 2 || (NT == 4 && unit_bytes_of<F> <= 576);  // whether they lie in the ring
     // Parts of a stage: turns of x, and units of each of R tiles.
     static constexpr int kTurns = kWeights && F::kUnitSteps > 2 ? F::kUnitSteps / 2 : 1;
     static constexpr int kUnits = F::kUnitSteps == 1 ? 2 : 1;
@@ -49,11 +49,10 @@ struct DecodeShared {
         return kInverseBytes + kSumBytes + (kWeights || rings > kPieceBytes ? rings : kPieceBytes);
     }
 };
-// 16-byte loads in flight per lane of weights in registers; fewer where sums of groups want these.
+// Units in flight per lane of weights in registers; fewer where scales are in registers, too.
 template <class F>
 constexpr int num_loads() {
-    constexpr bool zeros = std::is_same_v<F, Int4Zeros>;  // which are in registers, too
-    return F::kScales == 0 ? 8 : zeros ? 2 : 4;
+    return F::kScales == 0 ? 8 : 4;
 }
 // Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas before
 // 12.9 spills.
@@ -154,23 +153,11 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
             for (int i = 0; i < 4; ++i) columns[i] = normed2<T>(columns[i], inverse, norm_weights[4 * i]);
         }
         const uint32_t first[2] = {columns[0], columns[1]}, second[2] = {columns[2], columns[3]};
-        if constexpr (F::kScales > 0) {
 #pragma unroll
-            for (int r = 0; r < R; ++r) {
-                float group[4] = {};
-                mma_m16n8k16<T>(group, weights[0][r], first);
-                mma_m16n8k16<T>(group, weights[1][r], second);
-                add_scaled(sums[r][tile], group, F::scales_of(units[0][r], turn));
-            }
-            // ptxas would have the groups of all tokens in registers at once, and spill; it does not look past this.
-            if (NT >= 4 && tile % 2 == 1) __syncwarp();
-        } else {
+        for (int r = 0; r < R; ++r) mma_m16n8k16<T>(sums[r][tile], weights[0][r], first);
+        if (two) {
 #pragma unroll
-            for (int r = 0; r < R; ++r) mma_m16n8k16<T>(sums[r][tile], weights[0][r], first);
-            if (two) {
-#pragma unroll
-                for (int r = 0; r < R; ++r) mma_m16n8k16<T>(sums[r][tile], weights[1][r], second);
-            }
+            for (int r = 0; r < R; ++r) mma_m16n8k16<T>(sums[r][tile], weights[1][r], second);
         }
     }
 }
@@ -233,7 +220,7 @@ struct Slice {
 
     __device__ __forceinline__ explicit Slice(int k) : units(units_of<F>(k)) {
         const int warp = static_cast<int>(warp_id());
-        begin = slice_begin(warp, units), length = slice_begin(warp + 1, units) - begin;
+        begin = slice_begin<F>(warp, units), length = slice_begin<F>(warp + 1, units) - begin;
         last_column = kUnitColumns * (begin + length), end = min(last_column, k);
     }
     __device__ __forceinline__ const uint8_t* at(const void* data, int tile, int position) const {
@@ -274,8 +261,9 @@ __device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, i
                 // Beyond the last tile it is read again, its sums dropped.
                 const uint8_t* unit = src + u * unit_bytes_of<F> + min(r, tiles - 1 - first) * tile_bytes;
                 const int to = (u * R + r) * unit_bytes_of<F> + lane * 16;
-                copy(to, unit);
-                if (lane < F::kScaleBytes / 16) copy(to + 512, unit + 512);
+#pragma unroll
+                for (int at = 0; at < unit_bytes_of<F>; at += 512)
+                    if (at + 512 <= unit_bytes_of<F> || lane < (unit_bytes_of<F> - at) / 16) copy(to + at, unit + at);
             }
         }
     };

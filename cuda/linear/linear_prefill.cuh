@@ -115,14 +115,11 @@ struct TurnFragments {
             for (int s = 0; s < kSteps; ++s) F::template fragment<T>(rows[s], a[i], first + s);
 #pragma unroll
             for (int j = 0; j < Shape::kColumns; ++j) {
-                float group[4] = {};
-                float (&sum)[4] = F::kScales > 0 ? group : sums[i][j];
 #pragma unroll
                 for (int s = 0; s < kSteps; ++s) {
                     const uint32_t column[2] = {b[s][j / 2][j % 2 * 2], b[s][j / 2][j % 2 * 2 + 1]};
-                    mma_m16n8k16<T>(sum, rows[s], column);
+                    mma_m16n8k16<T>(sums[i][j], rows[s], column);
                 }
-                if constexpr (F::kScales > 0) add_scaled(sums[i][j], group, F::scales_of(a[i], turn));
             }
         }
     }
@@ -213,8 +210,14 @@ struct PrefillGrid {
     __device__ __forceinline__ int tile() const { return static_cast<int>(blockIdx.x) >> split_bits; }
     __device__ __forceinline__ int split() const { return static_cast<int>(blockIdx.x) & ((1 << split_bits) - 1); }
     __device__ __forceinline__ int slices() const { return kSlices >> split_bits; }  // of a block
-    __device__ __forceinline__ int first_unit(int units) const { return slice_begin(split() * slices(), units); }
-    __device__ __forceinline__ int end_unit(int units) const { return slice_begin((split() + 1) * slices(), units); }
+    template <class F>
+    __device__ __forceinline__ int first_unit(int units) const {
+        return slice_begin<F>(split() * slices(), units);
+    }
+    template <class F>
+    __device__ __forceinline__ int end_unit(int units) const {
+        return slice_begin<F>((split() + 1) * slices(), units);
+    }
     // How many blocks of the tile have come, and its part that holds a slice: see split_parts.
     __device__ __forceinline__ unsigned* arrived(const LinearArgs& args) const {
         return static_cast<unsigned*>(args.workspace) + tile();
@@ -284,8 +287,9 @@ __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales =
     const PackedWeight& w = args.weight;
     const TilePlace place = tile_place(grid.tile(), row_blocks(w), grid.token_blocks);
     const int tile = place.row_block * kRowTiles, token = place.token_block * kTokens;
-    const int row_units = units_of<F>(w.k), first = grid.first_unit(row_units), first_column = first * kUnitColumns;
-    const int units = grid.end_unit(row_units) - first, stages = ceil_div(units, Shape::kUnits);
+    const int row_units = units_of<F>(w.k), first = grid.template first_unit<F>(row_units),
+              first_column = first * kUnitColumns;
+    const int units = grid.template end_unit<F>(row_units) - first, stages = ceil_div(units, Shape::kUnits);
     const StageLoader<T, F, kTokens> loader{
         static_cast<const uint8_t*>(w.data) + (static_cast<int64_t>(tile) * row_units + first) * unit_bytes_of<F>,
         static_cast<const T*>(args.x) + token * args.x_stride + first_column,
@@ -300,14 +304,14 @@ __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales =
     auto bytes_of = [&](int stage) { return smem + stage % kPrefillStages * Shape::kStageBytes; };
 
     float sums[kTiles][kColumns][4] = {}, totals[kTiles][kColumns][4] = {};
-    int end = slice_end(first, row_units) - first;
+    int end = slice_end<F>(first, row_units) - first;
     auto end_turn = [&](int turn) {  // of all of the block
         // The last stage may go beyond the block's units, where columns of x meet zeros.
         if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end || end > units) return;
         if constexpr (kTokens == kSplitTokens) {
-            if (grid.split() > 0) store_part(grid.part_of(args, slice_of(first + end - 1, row_units)), sums);
+            if (grid.split() > 0) store_part(grid.part_of(args, slice_of<F>(first + end - 1, row_units)), sums);
         }
-        end = slice_end(first + end, row_units) - first;
+        end = slice_end<F>(first + end, row_units) - first;
 #pragma unroll
         for (int a = 0; a < kTiles; ++a)
 #pragma unroll

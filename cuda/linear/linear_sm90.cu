@@ -11,8 +11,7 @@ INFINILM_FOR_FORMATS(INFINILM_DECLARE)
 cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
     const PackedWeight& w = args.weight;
-    // No model asks for the one, and there are no registers for the other.
-    if (args.out_float32 && (joins_gate_up(args) || has_group_scales(w.format))) return linear_prefill(args, stream);
+    if (args.out_float32 && joins_gate_up(args)) return linear_prefill(args, stream);  // which no model asks for
     int num_sms = 0;
     if (cudaError_t error = device_sms(num_sms)) return error;
     const HopperPlan plan = choose_sm90(args, num_sms);

@@ -39,7 +39,7 @@ struct HopperShape : StageShape<F, kTokens> {
     static constexpr int kSmemBytes = kStages * kStageBytes + kOtherBytes;
     static_assert(kOtherBytes >= kConsumers * kHalfBytes && kStages * kStageBytes >= kConsumers * kHalfBytes);
     // Registers of a thread that multiplies, and of another one: (2 x 224 + 56) x 128 <= 65536.
-    static constexpr int kSums = kTokens / 2 * (F::kScales > 0 ? 3 : 2);
+    static constexpr int kSums = kTokens;
     static constexpr int kConsumerRegisters = kSums > 176 ? 224 : kSums > 128 ? 208 : 200;
     static constexpr int kOtherRegisters = 504 - kConsumers * kConsumerRegisters;
 };
@@ -188,9 +188,9 @@ struct HopperGrid {
     }
     __device__ __forceinline__ bool shares_tile() const { return kShares && pair == HopperPair::same_tile; }
     // The slices of this block.
-    __device__ __forceinline__ SliceRange slices(int units) const {
-        if (!shares_tile()) return {units, 0, kSlices};
-        return {units, rank() * kHalfSlices, (rank() + 1) * kHalfSlices};
+    __device__ __forceinline__ SliceRange slices(int boxes) const {
+        if (!shares_tile()) return {boxes, 0, kSlices};
+        return {boxes, rank() * kHalfSlices, (rank() + 1) * kHalfSlices};
     }
     // How many blocks read what is brought to a stage, and the n-th of them.
     __device__ __forceinline__ int readers() const { return shares_tile() ? 1 : kClusterBlocks; }
@@ -268,13 +268,12 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
                                                  same_tokens ? kTokens / kClusterBlocks * grid.rank() : 0,
                                                  same_rows ? both : uint16_t{0},
                                                  same_tokens ? both : uint16_t{0}};
-            const SliceRange slices = grid.slices(units_of<F>(w.k));
+            const SliceRange slices = grid.slices(num_boxes(w));
             int turns = 1;
             while (grid.has(turns)) ++turns;
             produce(source, ring, turns, [&](int turn) {
                 const TilePlace place = grid.tile_at(turn);
-                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slices.begin(),
-                             ceil_div(slices.length(), Shape::kUnits)};
+                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slices.begin(), slices.boxes()};
             });
             grid_launch_dependents();  // the last of what is read is on its way
         } else if (warp_id() > 0 && !args.out_float32) {
@@ -299,7 +298,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
         ring.released = lane < grid.readers() ? cluster_barriers(empty, grid.reader(lane)) : ClusterBarriers{};
         int turn = 0;
         for (; grid.has(turn); ++turn) {
-            const SliceRange slices = grid.slices(units_of<F>(w.k));
+            const SliceRange slices = grid.slices(num_boxes(w));
             float totals[kTokens / 2] = {}, sums[kTokens / 2];
             auto add = [&] {
 #pragma unroll

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kSplitThreads, SplitShape<F, kTokens>::kBlocks
     auto place_at = [&](int turn) { return tile_place(grid.tile_at(turn), row_blocks(w), grid.token_blocks); };
     auto slice_of = [&](int phase) {
         const int slice = (phase << grid.bits) + grid.rank();
-        return SliceRange{units_of<F>(w.k), slice, slice + 1};
+        return SliceRange{num_boxes(w), slice, slice + 1};
     };
     if (threadIdx.x == 128 * kConsumers) {
         for (int s = 0; s < Shape::kStages; ++s) mbarrier_init(full + s, 1), mbarrier_init(empty + s, kConsumerWarps);
@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(kSplitThreads, SplitShape<F, kTokens>::kBlocks
             produce(StageSource<F, kTokens>{weights, x, 0, 0, 0, 0}, ring, turns * grid.phases(), [&](int at) {
                 const TilePlace place = place_at(at / grid.phases());
                 const SliceRange slice = slice_of(at % grid.phases());
-                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slice.begin(),
-                             ceil_div(slice.length(), Shape::kUnits)};
+                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slice.begin(), slice.boxes()};
             });
             grid_launch_dependents();  // the last of the weights are on their way
         }

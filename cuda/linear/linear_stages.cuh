@@ -12,7 +12,7 @@
 
 namespace infinilm::cuda {
 
-constexpr int kBoxSteps = 4, kBoxColumns = 16 * kBoxSteps;
+constexpr int kBoxSteps = kBoxColumns / 16;
 constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
 
 // What a stage holds: units of each tile of rows, then x.
@@ -40,6 +40,7 @@ struct StageRing {
     __device__ __forceinline__ void advance() {
         if (++index == kStages) index = 0, parity ^= 1;
     }
+    __device__ __forceinline__ int previous() const { return index == 0 ? kStages - 1 : index - 1; }
     // By a whole warp: it needs a stage no more.
     __device__ __forceinline__ void release(int stage) const {
         __syncwarp();
@@ -48,7 +49,7 @@ struct StageRing {
 };
 
 // What one thread brings to shared memory: boxes of 64 columns, of the weight's rows from tile of 16 rows `tile` on and
-// of x from `token` on, `boxes` of them from unit `begin` of k on. What the weight, the tokens or k do not have comes
+// of x from `token` on, `boxes` of them from box `begin` of k on. What the weight, the tokens or k do not have comes
 // as zeros.
 struct Boxes {
     int tile, token, begin, boxes;
@@ -65,15 +66,13 @@ struct StageSource {
     template <class Ring>
     __device__ __forceinline__ void load_weights(const Ring& ring, const Boxes& from, int i) const {
         mbarrier_arrive_expect_tx(ring.full + ring.index, Shape::kWeightBytes + Shape::kTokenBytes);
-        load(ring.stage() + own_tile * Shape::kTileBytes, weights,
-             from.begin * (unit_bytes_of<F> / 8) + i * (Shape::kTileBytes / 8), from.tile + own_tile,
-             ring.full + ring.index, same_rows);
+        load(ring.stage() + own_tile * Shape::kTileBytes, weights, (from.begin + i) * (Shape::kTileBytes / 8),
+             from.tile + own_tile, ring.full + ring.index, same_rows);
     }
     template <class Ring>
     __device__ __forceinline__ void load_x(const Ring& ring, const Boxes& from, int i) const {
-        load(ring.stage() + Shape::kTokenOffset + own_token * kBoxColumns * 2, x,
-             from.begin * F::kUnitSteps * 16 + i * kBoxColumns, from.token + own_token, ring.full + ring.index,
-             same_tokens);
+        load(ring.stage() + Shape::kTokenOffset + own_token * kBoxColumns * 2, x, (from.begin + i) * kBoxColumns,
+             from.token + own_token, ring.full + ring.index, same_tokens);
     }
 
 private:
@@ -107,180 +106,66 @@ __device__ __forceinline__ void produce(const StageSource<F, kTokens>& source, R
 }
 
 // A warpgroup's 64 rows x kTokens of a tile: the sums of one slice after the other, and end_slice() when they are
-// there, but for those of the last one, which are left in `sums`. Slices without steps are passed over: zeros.
-// row_tile: this warp's of the 8 tiles of 16 rows.
-template <class T, int kTokens, class Ring, class EndSlice>
-__device__ __forceinline__ void consume(Ring& ring, int row_tile, const SliceRange& slices, float (&sums)[kTokens / 2],
-                                        const EndSlice& end_slice) {
-    using Shape = StageShape<AsType, kTokens>;
+// there, but for those of the last one, which are left in `sums`. Slices without boxes are passed over: zeros. Two
+// steps are a turn, whose fragments are made while the turn before is multiplied. row_tile: this warp's of the 8 tiles
+// of 16 rows.
+template <class T, class F, int kTokens, class Ring, class EndSlice>
+__device__ __forceinline__ void consume_slices(Ring& ring, int row_tile, const SliceRange& slices,
+                                               float (&sums)[kTokens / 2], const EndSlice& end_slice) {
+    using Shape = StageShape<F, kTokens>;
     // The zeros are never added to anything, but ptxas before 12.9 lets no wgmma overlap another one where registers of
     // the accumulator may be undefined.
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
-    uint32_t a[kBoxSteps][4];  // two pairs of steps: one is multiplied while the other is fetched
-    auto load_pair = [&](int step) {
+    uint32_t a[2][2][4];
+    auto load = [&](int turn) {
+        Unit<F> unit;
 #pragma unroll
-        for (int i = step; i < step + 2; ++i) {
-            Unit<AsType> unit;
-            unit.load_shared(ring.stage() + row_tile * Shape::kTileBytes + i * 512);
-            AsType::fragment<T>(a[i], unit, 0);
+        for (int step = 0; step < 2; ++step) {
+            const int at = 2 * turn + step;
+            if (at % F::kUnitSteps == 0 || step == 0)
+                unit.load_shared(ring.stage() + row_tile * Shape::kTileBytes + at / F::kUnitSteps * unit_bytes_of<F>);
+            F::template fragment<T>(a[turn][step], unit, at % F::kUnitSteps);
         }
     };
-    const int steps = slices.length();
-    int accumulate = 0, slice = slices.first, end = 0, previous = ring.index;
+    int accumulate = 0, slice = slices.first, end = 0;
     auto begin_slice = [&] {
         const int begin = end;
         while (end == begin && slice < slices.last) end = slices.end(slice++);
         accumulate = 0;
     };
-    auto next_slice = [&] {
-        end_slice();
-        begin_slice();
-    };
-    if (steps == 0) return;
     begin_slice();
-    ring.wait_full();
-    load_pair(0);
-    for (int first = 0; first < steps; first += kBoxSteps) {
-        const uint64_t b = matrix_descriptor_128(ring.stage() + Shape::kTokenOffset);
-        const int last = first + kBoxSteps, index = ring.index;
-        auto multiply = [&](int i) {
-            Wgmma<kTokens, T>::multiply(sums, a[i], b + i * 2, accumulate);  // descriptors count in 16 bytes
-            accumulate = 1;
-        };
-        auto multiply_pair = [&](int i) {
-            wgmma_fence();
-            multiply(i), multiply(i + 1);
-            wgmma_commit();
-            wgmma_wait<1>();  // the pair before is done
-        };
-        auto release_previous = [&] {
-            if (first > 0) ring.release(previous);
-            previous = index;
-            load_pair(2);
-        };
-        auto load_next = [&] {
-            ring.advance();
-            if (last >= steps) return;
-            ring.wait_full();
-            load_pair(0);
-        };
-        if (end >= last) {
-            multiply_pair(0);
-            release_previous();
-            multiply_pair(2);
-            load_next();
-            if (end == last && last < steps) {
-                wgmma_wait<0>();
-                next_slice();
-            }
-        } else {  // slices end inside the stage
-            wgmma_wait<0>();
-            release_previous();
-#pragma unroll
-            for (int i = 0; i < kBoxSteps; ++i) {
-                wgmma_fence();
-                multiply(i);
-                wgmma_commit();
-                wgmma_wait<0>();
-                if (first + i + 1 == steps) break;  // what follows in the stage is of no slice of these
-                if (first + i + 1 == end) next_slice();
-            }
-            load_next();
-        }
-    }
-    wgmma_wait<0>();  // nothing is in flight, as the last slice has ended; but ptxas does not know
-    ring.release(previous);
-}
-
-template <bool kFirst, class A, class B>
-__device__ __forceinline__ auto& first_if(A& a, B& b) {
-    if constexpr (kFirst)
-        return a;
-    else
-        return b;
-}
-
-// The same of quantised weights: two steps at a time, whose fragments are made while the two before are multiplied.
-// With scales of groups these must have ended before the next begin, as they are the same accumulators; else they queue
-// up.
-template <class T, class F, int kTokens, class Ring, class EndSlice>
-__device__ __forceinline__ void consume_quantised(Ring& ring, int row_tile, const SliceRange& slices,
-                                                  float (&sums)[kTokens / 2], const EndSlice& end_slice) {
-    using Shape = StageShape<F, kTokens>;
-    constexpr int kUnitTurns = F::kUnitSteps / 2, kStageTurns = kBoxSteps / 2;
-    constexpr bool kGroups = F::kScales > 0;  // products are then the chain of one turn, else that of the slice
-    float group[kGroups ? kTokens / 2 : 1] = {};
-    auto& products = first_if<kGroups>(group, sums);
-    uint32_t a[2][2][4];
-    typename F::Scales scales[2] = {};
-    auto load = [&](int at) {  // turn `at` of the stage, to a[at]
-        Unit<F> unit;
-        unit.load_shared(ring.stage() + row_tile * Shape::kTileBytes + at / kUnitTurns * unit_bytes_of<F>);
-#pragma unroll
-        for (int s = 0; s < 2; ++s) F::template fragment<T>(a[at][s], unit, at % kUnitTurns * 2 + s);
-        if constexpr (kGroups) scales[at] = F::scales_of(unit, at);
-    };
-    const int turns = slices.length() * kUnitTurns;
-    int accumulate = 0, slice = slices.first, end = 0, previous = ring.index;
-    auto begin_slice = [&] {
-        const int begin = end;
-        while (end == begin && slice < slices.last) end = slices.end(slice++);
-        if constexpr (kGroups)
-#pragma unroll
-            for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
-    };
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
-    if (turns == 0) return;
-    begin_slice();
+    if (end == 0) return;
     ring.wait_full();
     load(0);
-    for (int first = 0; first < turns; first += kStageTurns) {
+    for (int box = 0;;) {
         const uint64_t b = matrix_descriptor_128(ring.stage() + Shape::kTokenOffset);
-        const int index = ring.index;
-#pragma unroll
-        for (int i = 0; i < kStageTurns; ++i) {
-            const int turn = first + i;
-            if (turn >= turns) break;
+        auto multiply = [&](int turn) {
             wgmma_fence();
-            Wgmma<kTokens, T>::multiply(products, a[i][0], b + i * 4, accumulate);  // descriptors count in 16 bytes
-            Wgmma<kTokens, T>::multiply(products, a[i][1], b + i * 4 + 2, 1);
-            wgmma_commit();
-            if constexpr (!kGroups) wgmma_wait<1>();  // the turn before is done, whose registers are filled next
-            if (i == 0 && first > 0) ring.release(previous);
-            if (turn + 1 < turns) {
-                if (i == kStageTurns - 1) ring.advance(), ring.wait_full();
-                load((i + 1) % kStageTurns);
-            }
-            if constexpr (kGroups) {
-                wgmma_wait<0>();
 #pragma unroll
-                for (int j = 0; j < kTokens / 2; j += 4)
-                    add_scaled(reinterpret_cast<float (&)[4]>(sums[j]), reinterpret_cast<float (&)[4]>(products[j]),
-                               scales[i]);
+            for (int step = 0; step < 2; ++step) {  // descriptors count in 16 bytes
+                Wgmma<kTokens, T>::multiply(sums, a[turn][step], b + turn * 4 + step * 2, accumulate);
+                accumulate = 1;
             }
-            accumulate = kGroups ? 0 : 1;
-            if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end || turn + 1 == turns) continue;
-            accumulate = 0;
-            wgmma_wait<0>();
-            end_slice();
-            begin_slice();
-        }
-        previous = index;
+            wgmma_commit();
+            wgmma_wait<1>();  // the turn before is done, whose registers are filled next
+        };
+        multiply(0);
+        if (box > 0) ring.release(ring.previous());
+        load(1);
+        multiply(1);
+        const bool is_end = ++box == end;
+        ring.advance();
+        if (is_end && slice == slices.last) break;  // the last one is never empty
+        ring.wait_full();
+        load(0);
+        if (!is_end) continue;
+        wgmma_wait<0>();
+        end_slice();
+        begin_slice();
     }
-    wgmma_wait<0>();  // nothing is in flight, as the last slice has ended; but ptxas does not know
-    ring.release(previous);
-    ring.advance();
-}
-
-template <class T, class F, int kTokens, class Ring, class EndSlice>
-__device__ __forceinline__ void consume_slices(Ring& ring, int row_tile, const SliceRange& slices,
-                                               float (&sums)[kTokens / 2], const EndSlice& end_slice) {
-    if constexpr (F::kTurnSteps == 1)
-        consume<T, kTokens>(ring, row_tile, slices, sums, end_slice);
-    else
-        consume_quantised<T, F, kTokens>(ring, row_tile, slices, sums, end_slice);
+    wgmma_wait<0>();
+    ring.release(ring.previous());
 }
 
 // The tensor maps of a weight and of x, for boxes of a stage.

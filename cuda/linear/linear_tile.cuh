@@ -23,18 +23,24 @@ __device__ __forceinline__ TilePlace tile_place(int index, int row_blocks, int t
     return {rest / width, first + rest % width};
 }
 
-// The slice (linear.cuh) that holds a unit, and its end. Empty ones, of k less than 8 units, would add zero: skipped.
-__device__ __forceinline__ int slice_of(int unit, int units) { return (kSlices * (unit + 1) - 1) / units; }
-__device__ __forceinline__ int slice_end(int unit, int units) { return slice_begin(slice_of(unit, units) + 1, units); }
+// The slice (linear.cuh) that holds a unit, and its end. Empty ones, of k less than 8 boxes, would add zero: skipped.
+template <class F>
+__device__ __forceinline__ int slice_of(int unit, int units) {
+    return (kSlices * (unit / kBoxUnits<F> + 1) - 1) / ceil_div(units, kBoxUnits<F>);
+}
+template <class F>
+__device__ __forceinline__ int slice_end(int unit, int units) {
+    return slice_begin<F>(slice_of<F>(unit, units) + 1, units);
+}
 
-// Slices [first, last) of k, counted in units from the first of theirs.
+// Slices [first, last) of k, in boxes of 64 columns; what the last box has beyond k is zero.
 struct SliceRange {
-    int units;  // of k
+    int all_boxes;  // of k
     int first, last;
 
-    __device__ __forceinline__ int begin() const { return slice_begin(first, units); }  // counted from k = 0
-    __device__ __forceinline__ int end(int slice) const { return slice_begin(slice + 1, units) - begin(); }
-    __device__ __forceinline__ int length() const { return end(last - 1); }
+    __device__ __forceinline__ int begin() const { return first_box(first, all_boxes); }  // counted from k = 0
+    __device__ __forceinline__ int end(int slice) const { return first_box(slice + 1, all_boxes) - begin(); }
+    __device__ __forceinline__ int boxes() const { return end(last - 1); }
 };
 
 // What a lane's sums in rows r and r + 8 of a tile of 16 rows (half 0 and 1) are multiplied by and what is added.

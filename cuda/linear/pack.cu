@@ -5,6 +5,7 @@
 #include "cuda/core/norm.cuh"
 #include "cuda/core/visit.cuh"
 #include "cuda/linear/linear.cuh"
+#include "cuda/linear/stored_planes.cuh"
 #include "cuda/linear/stored_row.cuh"
 #include "numerics/quantise.h"
 
@@ -70,10 +71,10 @@ __device__ __forceinline__ const S* source_row(const PackArgs& args, int row) {
     return static_cast<const S*>(args.src) + static_cast<int64_t>(from) * args.dst.k;
 }
 
-// For int4: a power of two by which the scales of groups are divided to be float16. The largest scale, a 6.6th of the
-// largest weight or less, becomes 2^15 at most, and one that is 2^31 times smaller is a bfloat16 number still.
+// For int4: a power of two by which the scales of groups are divided to be float16, as are their products with
+// integers. The largest weight becomes 2^14 to 2^15, and a scale that is 2^29 times smaller is a bfloat16 number still.
 __device__ __forceinline__ float int4_row_scale(float largest) {
-    return bits_to_float(static_cast<uint32_t>(max(static_cast<int>(float_to_bits(largest) >> 23) - 17, 1)) << 23);
+    return bits_to_float(static_cast<uint32_t>(max(static_cast<int>(float_to_bits(largest) >> 23) - 14, 1)) << 23);
 }
 
 // A warp for each packed row: its scale, from its largest weight.
@@ -271,7 +272,53 @@ __global__ void __launch_bounds__(kPackThreads) pack_blocks_kernel(const __grid_
     }
 }
 
+// A turn for each packed row and unit of 64 columns, whose planes a row of the tile has words or half-words of.
+template <class Stored>
+__global__ void __launch_bounds__(kPackThreads) pack_planes_kernel(const __grid_constant__ PackBlocksArgs args) {
+    begin_kernel();
+    using F = typename Stored::Format;
+    constexpr int kLow = F::kBits & 4, kMiddle = F::kBits & 2;  // words of a lane
+    const PackedWeight& dst = args.dst;
+    const int units = num_units(dst), blocks = dst.k / args.type.size, bytes_of_block = block_bytes(args.type);
+    const int64_t count = static_cast<int64_t>(num_tiles(dst)) * 16 * units;
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * kPackThreads;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kPackThreads + threadIdx.x; i < count; i += threads) {
+        const int row = static_cast<int>(i / units), unit = static_cast<int>(i % units), r = row % 8, h = row / 8 % 2;
+        const int from = feature_of_row(dst, row) - args.first;
+        if (from < 0 || from >= args.rows) continue;
+        const int first = unit * 64 % args.type.size;  // column of the block
+        const uint8_t* block =
+            args.src + (static_cast<int64_t>(from) * blocks + unit * 64 / args.type.size) * bytes_of_block;
+        uint8_t* to = static_cast<uint8_t*>(const_cast<void*>(dst.data)) +
+                      (static_cast<int64_t>(row / 16) * units + unit) * unit_bytes_of<F>;
+#pragma unroll 1
+        for (int lane = 4 * r; lane < 4 * r + 4; ++lane) {
+            uint32_t low[2] = {}, middle = 0, high = 0;
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                const int g = j / 8, place = j / 2 % 4 * 4, second = j % 2;
+                const uint32_t code = Stored::code(block, first + j / 2 * 8 + lane % 4 * 2 + second);
+                low[g] |= (code & 15) << (place + 16 * second);
+                middle |= (code >> kLow & 3) << (place + 2 * g + 16 * second);
+                high |= (code >> (kLow + kMiddle) & 1) << (place + g + 2 * second);
+            }
+            if constexpr (kLow != 0)
+                for (int g = 0; g < 2; ++g) reinterpret_cast<uint32_t*>(to + lane * 16)[2 * g + h] = low[g];
+            if constexpr (kMiddle != 0) reinterpret_cast<uint32_t*>(to + kLow * 128 + lane * 8)[h] = middle;
+            if constexpr (F::kBits % 2 != 0)
+                reinterpret_cast<uint16_t*>(to + (kLow + kMiddle) * 128 + lane * 4)[h] = static_cast<uint16_t>(high);
+        }
+        Stored::store_scales(block, first / 64, reinterpret_cast<uint32_t*>(to + F::kCodeBytes) + r * F::kScales, h);
+    }
+}
+
 cudaError_t pack_blocks(const PackBlocksArgs& args, cudaStream_t stream) {
+    cudaError_t error = cudaSuccess;
+    const bool are_planes = visit_stored_planes(args.dst.format, [&](auto stored) {
+        const dim3 grid = loop_grid(static_cast<int64_t>(num_tiles(args.dst)) * 16 * num_units(args.dst), kPackThreads);
+        error = launch<pack_planes_kernel<decltype(stored)>>({grid, dim3(kPackThreads), 0, stream}, args);
+    });
+    if (are_planes) return error;
     const dim3 grid = loop_grid(static_cast<int64_t>(num_tiles(args.dst)) * 16 * (args.dst.k / 32), kPackThreads);
     return launch<pack_blocks_kernel>({grid, dim3(kPackThreads), 0, stream}, args);
 }

@@ -35,7 +35,7 @@ inline void check_rows_of_blocks(const LinearPart& part, const BlockType& type) 
 
 // The parts, from the first on, that are packed as one; see CudaPiece.
 inline std::span<const LinearPart> first_piece(std::span<const LinearPart> parts, LinearKind kind) {
-    if (kind != LinearKind::plain) return parts;
+    if (kind == LinearKind::act_mul) return parts;  // gates and ups take turns
     const auto differs = [&](const LinearPart& part) { return part.blocks.type != parts[0].blocks.type; };
     return {parts.begin(), std::ranges::find_if(parts, differs)};
 }

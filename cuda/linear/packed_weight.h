@@ -25,14 +25,49 @@ enum class RowOrder : int { natural, gate_up, rope_pairs };
 //   int8_groups  as int4
 //   fp8_blocks   a float32 one for each 8 rows, from a multiple of 8 on, and group of 32 columns
 //   fp4          (e2m1) a bfloat16 one, a power of two, for each row and group of 32 columns
+// The other formats are those of GGUF files (plane_formats.cuh): their codes and scales as they are, with which every
+// weight is computed, and rounded once; rows have no scales.
 // int8, int4 and fp8 are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4
 // are then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
-enum class WeightFormat : int { as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks, fp4 };
+enum class WeightFormat : int { as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks, fp4, q4_k, q5_k, q6_k };
+
+// What a unit holds: steps of 16 columns, bytes of codes and, behind them, bytes of scales.
+struct UnitShape {
+    int steps, code_bytes, scale_bytes;
+    bool row_scales;  // whether rows have a scale, too
+};
+constexpr UnitShape unit_shape(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::as_type: return {1, 512, 0, false};
+        case WeightFormat::int8:
+        case WeightFormat::fp8: return {2, 512, 0, true};
+        case WeightFormat::int8_groups: return {2, 512, 32, true};
+        case WeightFormat::fp8_blocks: return {2, 512, 16, true};
+        case WeightFormat::int4:
+        case WeightFormat::int4_zeros:
+        case WeightFormat::fp4: return {4, 512, 64, true};
+        case WeightFormat::q4_k: return {4, 512, 128, false};
+        case WeightFormat::q5_k: return {4, 640, 128, false};
+        case WeightFormat::q6_k: return {4, 768, 96, false};
+    }
+    return {};
+}
+constexpr int unit_steps(WeightFormat format) { return unit_shape(format).steps; }
+constexpr int unit_bytes(WeightFormat format) { return unit_shape(format).code_bytes + unit_shape(format).scale_bytes; }
+constexpr bool has_row_scales(WeightFormat format) { return unit_shape(format).row_scales; }
+
+// What kernels ask of the shape of a format's units.
+template <WeightFormat kFormat>
+struct Shaped {
+    static constexpr int kUnitSteps = unit_shape(kFormat).steps, kTurnSteps = kUnitSteps > 1 ? 2 : 1;
+    static constexpr int kCodeBytes = unit_shape(kFormat).code_bytes, kScaleBytes = unit_shape(kFormat).scale_bytes;
+    static constexpr bool kRowScales = has_row_scales(kFormat);
+};
 
 // A linear's weight. For f32: [n][k] row-major, natural order, gate before up. Else units, tile by tile of 16 rows:
 // [num_tiles][num_units][unit_bytes]. A unit is unit_steps steps of 16 along k: one 16-byte load of each lane,
 // [32 lanes][16 bytes], holds the A fragments of mma_m16n8k16 (ptx.cuh); scales of groups lie behind. as_type: a lane's
-// 16 bytes are its fragment. Behind all units of other formats follow the scales of rows, [num_tiles][16] float32.
+// 16 bytes are its fragment. Behind all units follow the scales of rows, [num_tiles][16] float32, if rows have some.
 // Rows and columns beyond n and k are zero.
 struct PackedWeight {
     const void* data = nullptr;
@@ -44,23 +79,6 @@ struct PackedWeight {
     WeightFormat format = WeightFormat::as_type;
 };
 
-constexpr int unit_steps(WeightFormat format) {
-    if (format == WeightFormat::as_type) return 1;
-    const bool four_bits =
-        format == WeightFormat::int4 || format == WeightFormat::int4_zeros || format == WeightFormat::fp4;
-    return four_bits ? 4 : 2;
-}
-constexpr int unit_bytes(WeightFormat format) {
-    switch (format) {
-        case WeightFormat::int4:
-        case WeightFormat::int4_zeros:
-        case WeightFormat::fp4: return 512 + 64;
-        case WeightFormat::int8_groups: return 512 + 32;
-        case WeightFormat::fp8_blocks: return 512 + 16;
-        default: return 512;
-    }
-}
-constexpr bool has_row_scales(WeightFormat format) { return format != WeightFormat::as_type; }
 constexpr int num_steps(int k) { return (k + 15) / 16; }
 constexpr int num_tiles(const PackedWeight& w) { return (w.n + 15) / 16; }  // n / 2 is a multiple of 8 with gate_up
 constexpr int num_units(const PackedWeight& w) {
@@ -86,8 +104,10 @@ cudaError_t pack_weight(const PackArgs&, cudaStream_t);
 
 // What lies in a block of integers of a file, or of what is made of files: the scale of `size` neighbours of a row,
 // then of each 32 the codes: of 4 bits those of columns j and j + 16 in byte j, else bytes.
-// f16_zero: with an int8 behind it; exponent: a byte e for 2^(e - 127).
-enum class BlockScale : int { f16, f16_zero, f32, exponent };
+// f16_zero: with an int8 behind it; exponent: a byte e for 2^(e - 127). Those of K-quants, whose codes and scales lie
+// as stored_planes.cuh says: six_bits, pairs of 6 bits for 32 columns and two float16; bytes, of 16 columns, and a
+// float16.
+enum class BlockScale : int { f16, f16_zero, f32, exponent, six_bits, bytes };
 struct BlockType {
     const char* name;  // as Blocks::type of src/ops/backend.h
     int size, bits;
@@ -99,6 +119,8 @@ constexpr int scale_bytes(BlockScale scale) {
         case BlockScale::f16: return 2;
         case BlockScale::f16_zero: return 3;
         case BlockScale::exponent: return 1;
+        case BlockScale::six_bits: return 12 + 4;
+        case BlockScale::bytes: return 16 + 2;
         default: return 4;
     }
 }

@@ -17,7 +17,7 @@ struct CudaPiece {
     std::unique_ptr<DeviceMemory> data, bias;
 };
 struct CudaLinear : PreparedLinear {
-    std::vector<CudaPiece> pieces;  // several of a plain linear alone
+    std::vector<CudaPiece> pieces;  // one where gates and ups take turns
     struct Rows {
         size_t piece;
         Range rows;  // of it

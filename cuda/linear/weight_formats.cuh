@@ -1,21 +1,19 @@
 // How a lane reads a packed weight (kernels.h): what a unit holds, and how its words become A fragments of
-// mma_m16n8k16. Weights of fewer bits are made bf16 or f16 here, in registers, and every such number is exact: what the
-// format rounded away is all that is lost. Scales meet float32 sums, in an order that all linears share (linear.cuh).
+// mma_m16n8k16. Weights of fewer bits are made bf16 or f16 here, in registers: a weight is its number times the scale
+// of its group, less a minimum if the format has one, rounded once. So the sums are those of a model whose weights were
+// made numbers of 16 bits before, bit for bit, and only scales of rows meet float32 sums (linear.cuh).
 //
 // A format has
-//   kUnitSteps   steps of 16 columns in a unit
-//   kTurnSteps   steps that are multiplied at a time: a slice of k holds whole units, a group of scales whole turns
+//   Shaped       the shape of its units
 //   kScales      words of scales that a lane reads with a unit; or 0
-//   kScaleBytes  bytes of scales behind the 512 of a unit
-//   kRowScales   whether rows have a scale, for the end of an output
 //   fragment<T>  a step's registers from a unit
-//   scale_place  of kScales: where a lane's words lie behind those 512 bytes
-//   scales_of    of kScales: what add_scaled takes of a unit in a turn, a Scales
+//   values       of all but AsType: the same of one register, as two floats that are not rounded yet
+//   scale_place  of kScales: where a lane's words lie behind the codes
 //
-// Where a number lies in the words [4] of a lane, with registers a[0], a[1] of rows r, r + 8 and a[2], a[3] of the same
+// Where a number lies in the words of a lane, with registers a[0], a[1] of rows r, r + 8 and a[2], a[3] of the same
 // rows 8 columns on: int8 and fp8 have a[h] of step s in bytes 0 and 2 of word 2 s + h, a[h + 2] in bytes 1 and 3. int4
 // has rows 8 h + r of steps 2 g and 2 g + 1 in word 2 g + h, register i of these four in half-bytes i and i + 4,
-// plus 8, or plus its zero point.
+// plus 8, or plus its zero point. Other formats: plane_formats.cuh.
 //
 // Scales of groups are float16, in one word of rows r and r + 8: of int4 a word for each 32 columns; of int4_zeros one
 // for 64, and one with what is subtracted from the floats that hold the integers, in the Element of the engine. fp4 has
@@ -25,11 +23,12 @@
 // The way from integers to floats is that of Kim et al., "Who Says Elephants Can't Run" (2022), and of Frantar et al.,
 // IST-DASLab/marlin: bits put under the exponent of a number so large that they count its units, and that number
 // subtracted, here with the zero point. The bits of e4m3 moved to their places in bf16 and f16: vLLM's
-// gptq_marlin/dequant.h.
+// gptq_marlin/dequant.h. Scales that multiply weights, not sums: Marlin, too.
 #pragma once
 
 #include "cuda/core/ptx.cuh"
 #include "cuda/linear/kernels.h"
+#include "cuda/linear/plane_formats.cuh"
 
 namespace infinilm::cuda {
 
@@ -38,9 +37,8 @@ constexpr bool is_bf16 = false;
 template <>
 constexpr bool is_bf16<bf16> = true;
 
-struct AsType {
-    static constexpr int kUnitSteps = 1, kTurnSteps = 1, kScales = 0, kScaleBytes = 0;
-    static constexpr bool kRowScales = false;
+struct AsType : Shaped<WeightFormat::as_type> {
+    static constexpr int kScales = 0;
     template <class T, class Unit>
     static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int) {
 #pragma unroll
@@ -88,46 +86,83 @@ __device__ __forceinline__ uint32_t widen_fp8(uint32_t bytes) {
     return e4m3_to_f16(bytes);
 }
 
-struct Bytes {
-    static constexpr int kUnitSteps = 2, kTurnSteps = 2, kScales = 0, kScaleBytes = 0;
-    static constexpr bool kRowScales = true;
-    using Scales = uint32_t;
+// The two numbers of a register as floats, times a scale.
+template <class T>
+__device__ __forceinline__ float2 scaled(uint32_t pair, float scale) {
+    return make_float2(__fmul_rn(unpack_low<T>(pair), scale), __fmul_rn(unpack_high<T>(pair), scale));
+}
+
+// Two integers of up to 4 bits and a sign times a float16 scale, rounded once. bf16 has room for 8 of the scale's 11
+// bits: the product with the other three is exact, and added before what it belongs to is rounded.
+template <class T>
+struct SmallScale {
+    uint32_t high, low;
+    __device__ __forceinline__ explicit SmallScale(f16 scale) {
+        if constexpr (is_bf16<T>) {
+            const float all = to_float(scale);
+            high = pack2<T>(all, all);
+            const float rest = all - unpack_low<T>(high);
+            low = pack2<T>(rest, rest);
+        } else {
+            high = scale.bits * 0x10001u, low = 0;
+        }
+    }
+    __device__ __forceinline__ uint32_t operator()(uint32_t pair) const {
+        return fma2<T>(pair, high, is_bf16<T> ? fma2<T>(pair, low, 0) : 0);
+    }
 };
-struct Int8 : Bytes {
+
+struct Int8 : Shaped<WeightFormat::int8> {
+    static constexpr int kScales = 0;
+    template <class T, class Unit>
+    static __device__ __forceinline__ uint32_t pair(const Unit& unit, int step, int i) {
+        return widen_int8<T>(unit.words[2 * step + i % 2] >> i / 2 * 8);
+    }
     template <class T, class Unit>
     static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = widen_int8<T>(unit.words[2 * step + i % 2] >> i / 2 * 8);
+        for (int i = 0; i < 4; ++i) a[i] = pair<T>(unit, step, i);
+    }
+    template <class Unit>
+    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
+        return scaled<f16>(pair<f16>(unit, step, i), 1.0f);
     }
 };
-struct Fp8 : Bytes {
+struct Fp8 : Shaped<WeightFormat::fp8> {
+    static constexpr int kScales = 0;
+    template <class T, class Unit>
+    static __device__ __forceinline__ uint32_t pair(const Unit& unit, int step, int i) {
+        return widen_fp8<T>(unit.words[2 * step + i % 2] >> i / 2 * 8);
+    }
     template <class T, class Unit>
     static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = widen_fp8<T>(unit.words[2 * step + i % 2] >> i / 2 * 8);
+        for (int i = 0; i < 4; ++i) a[i] = pair<T>(unit, step, i);
+    }
+    template <class Unit>
+    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
+        return scaled<f16>(pair<f16>(unit, step, i), 1.0f);
     }
 };
-struct Int8Groups : Int8 {
-    static constexpr int kScales = 1, kScaleBytes = 32;
+struct Int8Groups : Shaped<WeightFormat::int8_groups>, FromValues<Int8Groups> {
+    static constexpr int kScales = 1;
     static __device__ __forceinline__ int scale_place(int lane) { return lane / 4 * 4; }
     template <class Unit>
-    static __device__ __forceinline__ Scales scales_of(const Unit& unit, int) {
-        return unit.scales[0];
+    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
+        return scaled<f16>(Int8::pair<f16>(unit, step, i), half_of<f16>(unit.scales[0], i % 2));
     }
 };
-struct Fp8Blocks : Fp8 {
-    static constexpr int kScales = 2, kScaleBytes = 16;
-    using Scales = float2;
+struct Fp8Blocks : Shaped<WeightFormat::fp8_blocks>, FromValues<Fp8Blocks> {
+    static constexpr int kScales = 2;
     static __device__ __forceinline__ int scale_place(int) { return 0; }
     template <class Unit>
-    static __device__ __forceinline__ Scales scales_of(const Unit& unit, int) {
-        return make_float2(bits_to_float(unit.scales[0]), bits_to_float(unit.scales[1]));
+    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
+        return scaled<f16>(Fp8::pair<f16>(unit, step, i), bits_to_float(unit.scales[i % 2]));
     }
 };
-struct FourBits {
-    static constexpr int kUnitSteps = 4, kTurnSteps = 2, kScales = 2, kScaleBytes = 64;
-    static constexpr bool kRowScales = true;
-    using Scales = uint32_t;
+template <WeightFormat kFormat>
+struct FourBits : Shaped<kFormat> {
+    static constexpr int kScales = 2;
     static __device__ __forceinline__ int scale_place(int lane) { return lane / 4 * 8; }
     // The bits of register i of a step, in half-bytes 0 and 4.
     template <class Unit>
@@ -135,101 +170,170 @@ struct FourBits {
         return unit.words[step / 2 * 2 + i % 2] >> (step % 2 * 2 + i / 2) * 4;
     }
 };
-struct Int4 : FourBits {
+struct Int4 : FourBits<WeightFormat::int4> {
     template <class T, class Unit>
     static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
+        const uint32_t both = unit.scales[step / 2];  // of rows r, r + 8
+        const SmallScale<T> scales[2] = {SmallScale<T>(f16{static_cast<uint16_t>(both)}),
+                                         SmallScale<T>(f16{static_cast<uint16_t>(both >> 16)})};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = widen_int4<T>(halves(unit, step, i), int4_offset<T>(8) * 0x10001u);
+        for (int i = 0; i < 4; ++i)
+            a[i] = scales[i % 2](widen_int4<T>(halves(unit, step, i), int4_offset<T>(8) * 0x10001u));
     }
     template <class Unit>
-    static __device__ __forceinline__ Scales scales_of(const Unit& unit, int turn) {
-        return unit.scales[turn % 2];
+    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
+        return scaled<f16>(widen_int4<f16>(halves(unit, step, i), int4_offset<f16>(8) * 0x10001u),
+                           half_of<f16>(unit.scales[step / 2], i % 2));
     }
 };
-struct Int4Zeros : FourBits {
+struct Int4Zeros : FourBits<WeightFormat::int4_zeros> {
     template <class T, class Unit>
     static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
-        const uint32_t both = unit.scales[1];  // rows r, r + 8
-        const uint32_t offsets[2] = {(both & 0xffffu) | both << 16, both >> 16 | (both & 0xffff0000u)};
+        const uint32_t both = unit.scales[0], zeros = unit.scales[1];  // of rows r, r + 8
+        const SmallScale<T> scales[2] = {SmallScale<T>(f16{static_cast<uint16_t>(both)}),
+                                         SmallScale<T>(f16{static_cast<uint16_t>(both >> 16)})};
+        const uint32_t offsets[2] = {(zeros & 0xffffu) | zeros << 16, zeros >> 16 | (zeros & 0xffff0000u)};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = widen_int4<T>(halves(unit, step, i), offsets[i % 2]);
+        for (int i = 0; i < 4; ++i) a[i] = scales[i % 2](widen_int4<T>(halves(unit, step, i), offsets[i % 2]));
     }
     template <class Unit>
-    static __device__ __forceinline__ Scales scales_of(const Unit& unit, int) {
-        return unit.scales[0];
+    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
+        const uint32_t zero = unit.scales[1] >> i % 2 * 16 & 15;  // of the number that int4_offset gives
+        return scaled<f16>(widen_int4<f16>(halves(unit, step, i), (int4_offset<f16>(0) + zero) * 0x10001u),
+                           half_of<f16>(unit.scales[0], i % 2));
     }
 };
-struct Fp4 : FourBits {
-    using Scales = float2;
+struct Fp4 : FourBits<WeightFormat::fp4> {
     template <class T, class Unit>
     static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
+        const uint32_t both = unit.scales[step / 2];  // bfloat16, of rows r, r + 8
+        const uint32_t scales[2] = {(both & 0xffffu) | both << 16, both >> 16 | (both & 0xffff0000u)};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = widen_fp4<T>(halves(unit, step, i));
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (is_bf16<T>) {
+                a[i] = fma2<T>(widen_fp4<T>(halves(unit, step, i)), scales[i % 2], 0x80008000u);
+            } else {
+                const float2 pair = values(unit, step, i);
+                a[i] = pack2<T>(pair.x, pair.y);
+            }
+        }
     }
     template <class Unit>
-    static __device__ __forceinline__ Scales scales_of(const Unit& unit, int turn) {
-        const uint32_t both = unit.scales[turn % 2];
-        return make_float2(unpack_low<bf16>(both), unpack_high<bf16>(both));
+    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
+        return scaled<f16>(widen_fp4<f16>(halves(unit, step, i)), half_of<bf16>(unit.scales[step / 2], i % 2));
     }
 };
-// Every format but AsType, each of which a file instantiates the linears for.
-#define INFINILM_FOR_FORMATS(DO) DO(Int8) DO(Int4) DO(Fp8) DO(Int4Zeros) DO(Int8Groups) DO(Fp8Blocks) DO(Fp4)
+struct Q4_K : Planes<Q4_K, WeightFormat::q4_k, 4, 0, ByteMinima32> {};
+struct Q5_K : Planes<Q5_K, WeightFormat::q5_k, 5, 0, ByteMinima32> {};
+struct Q6_K : Planes<Q6_K, WeightFormat::q6_k, 6, 32, SignedBytes16> {};
 
-// f(the type of one of these).
+// Every format but AsType, each of which a file instantiates the linears for.
+#define INFINILM_FOR_FORMATS(DO) \
+    DO(Int8) DO(Int4) DO(Fp8) DO(Int4Zeros) DO(Int8Groups) DO(Fp8Blocks) DO(Fp4) DO(Q4_K) DO(Q5_K) DO(Q6_K)
+
+// f(the type of one of these), unless the format is as_type.
 template <class Visit>
-cudaError_t visit_quantised(WeightFormat format, Visit f) {
+__host__ __device__ __forceinline__ void visit_format(WeightFormat format, Visit f) {
     switch (format) {
         case WeightFormat::as_type: break;
-        case WeightFormat::int8: return f(Int8{});
-        case WeightFormat::int4: return f(Int4{});
-        case WeightFormat::fp8: return f(Fp8{});
-        case WeightFormat::int4_zeros: return f(Int4Zeros{});
-        case WeightFormat::int8_groups: return f(Int8Groups{});
-        case WeightFormat::fp8_blocks: return f(Fp8Blocks{});
-        case WeightFormat::fp4: return f(Fp4{});
+        case WeightFormat::int8: f(Int8{}); break;
+        case WeightFormat::int4: f(Int4{}); break;
+        case WeightFormat::fp8: f(Fp8{}); break;
+        case WeightFormat::int4_zeros: f(Int4Zeros{}); break;
+        case WeightFormat::int8_groups: f(Int8Groups{}); break;
+        case WeightFormat::fp8_blocks: f(Fp8Blocks{}); break;
+        case WeightFormat::fp4: f(Fp4{}); break;
+        case WeightFormat::q4_k: f(Q4_K{}); break;
+        case WeightFormat::q5_k: f(Q5_K{}); break;
+        case WeightFormat::q6_k: f(Q6_K{}); break;
     }
-    return cudaErrorInvalidValue;
+}
+template <class Visit>
+cudaError_t visit_quantised(WeightFormat format, Visit f) {
+    cudaError_t error = cudaErrorInvalidValue;
+    visit_format(format, [&](auto of) { error = f(of); });
+    return error;
 }
 
 template <class F>
-constexpr int unit_bytes_of = 512 + F::kScaleBytes;
+constexpr int unit_bytes_of = F::kCodeBytes + F::kScaleBytes;
 template <class F>
 __host__ __device__ constexpr int units_of(int k) {
     return (k + 16 * F::kUnitSteps - 1) / (16 * F::kUnitSteps);
 }
 
-// What a lane holds of a unit.
+// Words of a lane, from shared memory, or from global memory that nothing writes. Three may be aligned to 4 bytes only.
+template <bool kShared, int kWords>
+__device__ __forceinline__ void load_words(uint32_t* to, const uint8_t* from) {
+    if constexpr (kWords == 4) {
+        const uint4 v = kShared ? *reinterpret_cast<const uint4*>(from) : load_streamed_16(from);
+        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    } else if constexpr (kWords == 2) {
+        uint32_t v[2];
+        if constexpr (kShared) {
+            const uint2 both = *reinterpret_cast<const uint2*>(from);
+            v[0] = both.x, v[1] = both.y;
+        } else {
+            load_streamed(v, from);
+        }
+        to[0] = v[0], to[1] = v[1];
+    } else {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+            uint32_t v[1];
+            if constexpr (kShared)
+                v[0] = reinterpret_cast<const uint32_t*>(from)[i];
+            else
+                load_streamed(v, from + 4 * i);
+            to[i] = v[0];
+        }
+    }
+}
+
+// What a lane holds of a unit. Its words lie in planes of 16, 8 and 4 bytes of each lane, of which a format has some.
 template <class F>
 struct Unit {
-    uint32_t words[4], scales[F::kScales > 0 ? F::kScales : 1];
+    static constexpr int kWide = F::kCodeBytes / 512 * 4, kMiddle = F::kCodeBytes / 256 % 2 * 2,
+                         kHigh = F::kCodeBytes / 128 % 2;
+    uint32_t words[kWide + kMiddle + kHigh], scales[F::kScales > 0 ? F::kScales : 1];
 
     // unit: in global memory.
-    __device__ __forceinline__ void load_streamed_from(const uint8_t* unit) {
-        const int lane = static_cast<int>(lane_id());
-        const uint4 v = load_streamed_16(unit + lane * 16);
-        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-        if constexpr (F::kScales > 0) load_streamed(scales, unit + 512 + F::scale_place(lane));
-    }
+    __device__ __forceinline__ void load_streamed_from(const uint8_t* unit) { load<false>(unit); }
     // unit: in shared memory.
-    __device__ __forceinline__ void load_shared(const uint8_t* unit) {
+    __device__ __forceinline__ void load_shared(const uint8_t* unit) { load<true>(unit); }
+
+private:
+    template <bool kShared>
+    __device__ __forceinline__ void load(const uint8_t* unit) {
         const int lane = static_cast<int>(lane_id());
-        const uint4 v = *reinterpret_cast<const uint4*>(unit + lane * 16);
-        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-        if constexpr (F::kScales > 0) {
-            const uint32_t* from = reinterpret_cast<const uint32_t*>(unit + 512 + F::scale_place(lane));
-#pragma unroll
-            for (int i = 0; i < F::kScales; ++i) scales[i] = from[i];
-        }
+        load_words<kShared, kWide>(words, unit + lane * 16);
+        load_words<kShared, kMiddle>(words + kWide, unit + kWide * 128 + lane * 8);
+        load_words<kShared, kHigh>(words + kWide + kMiddle, unit + (kWide + kMiddle) * 128 + lane * 4);
+        if constexpr (F::kScales > 0)
+            load_words<kShared, F::kScales>(scales, unit + F::kCodeBytes + F::scale_place(lane));
     }
 };
 
-// sums += scale * d, for sums of one group of columns as mma_m16n8k16 leaves them. scales: of rows r and r + 8.
-__device__ __forceinline__ void add_scaled(float (&sums)[4], const float (&d)[4], float2 scales) {
-    sums[0] = __fmaf_rn(scales.x, d[0], sums[0]), sums[1] = __fmaf_rn(scales.x, d[1], sums[1]);
-    sums[2] = __fmaf_rn(scales.y, d[2], sums[2]), sums[3] = __fmaf_rn(scales.y, d[3], sums[3]);
-}
-__device__ __forceinline__ void add_scaled(float (&sums)[4], const float (&d)[4], uint32_t scales) {
-    add_scaled(sums, d, make_float2(unpack_low<f16>(scales), unpack_high<f16>(scales)));
-}
+// The words of one lane where they lie, for readers of a few numbers (stored_row.cuh).
+template <class F>
+struct StoredUnit {
+    struct Words {
+        const uint8_t* unit;
+        int lane;
+        __device__ __forceinline__ uint32_t operator[](int i) const {
+            constexpr int kWide = Unit<F>::kWide, kWider = kWide + Unit<F>::kMiddle;
+            const int place = i < kWide    ? lane * 16 + i * 4
+                              : i < kWider ? kWide * 128 + lane * 8 + (i - kWide) * 4
+                                           : kWider * 128 + lane * 4;
+            return *reinterpret_cast<const uint32_t*>(unit + place);
+        }
+    } words;
+    const uint32_t* scales;
+
+    __device__ __forceinline__ StoredUnit(const uint8_t* unit, int lane) : words{unit, lane}, scales(nullptr) {
+        if constexpr (F::kScales > 0)
+            scales = reinterpret_cast<const uint32_t*>(unit + F::kCodeBytes + F::scale_place(lane));
+    }
+};
 
 }  // namespace infinilm::cuda

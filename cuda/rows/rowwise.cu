@@ -70,8 +70,9 @@ cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
 
 // ---- act_mul ----------------------------------------------------------------------------------------------------
 
-// gelu of a stored value, times up. No linear joins it, so it is here alone.
-__device__ __forceinline__ float gelu_mul(float gate, float up) {
+// gelu or quick_gelu of a stored value, times up. No linear joins them, so they are here alone.
+__device__ __forceinline__ float apart_mul(Activation activation, float gate, float up) {
+    if (activation == Activation::quick_gelu) return __fmul_rn(gate / (1.0f + expf(__fmul_rn(gate, -1.702f))), up);
     return __fmul_rn(__fmul_rn(gate, __fmul_rn(0.5f, erfcf(__fmul_rn(gate, -0.70710678f)))), up);
 }
 template <class T>
@@ -85,7 +86,8 @@ __global__ void __launch_bounds__(kRowThreads) act_mul_kernel(ActMulArgs args) {
     if (args.up) load8(static_cast<const T*>(args.up) + static_cast<int64_t>(blockIdx.x) * args.up_stride + i, up);
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-        x[j] = args.activation == Activation::gelu ? gelu_mul(x[j], up[j]) : act_mul<T>(args.activation, x[j], up[j]);
+        x[j] = is_apart(args.activation) ? apart_mul(args.activation, x[j], up[j])
+                                         : act_mul<T>(args.activation, x[j], up[j]);
     store8(static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + i, x);
 }
 

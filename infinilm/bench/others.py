@@ -36,9 +36,9 @@ def _busy_seconds() -> float:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU time of a process, all its threads; 0 if it is gone."""
+    """CPU time of a process, all its threads, and of its children that ended; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -266,6 +266,11 @@ class ChatMethods:
         )
         return self.place_images(ids, pictures) if pictures else ids
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model reads pictures; where it does not, an error at the first of them says why."""
+        return not isinstance(self._requests.pictures, str)
+
     def take_images(self, messages: Any) -> tuple[Any, list[Any]]:
         """Take the pictures out of a conversation: it and they, in order. RequestError: the model reads none."""
         return self._requests.take_pictures(messages)

@@ -8,15 +8,20 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from infinilm.checks import OfThisProcess
+from infinilm.checks import OfThisProcess, as_integer
 from infinilm.errors import RequestError
 from infinilm.outputs import RequestOutput, TokenEvent
+from infinilm.requests.prompts import RequestMaker
 from infinilm.requests.request import CompletionReader, EngineRequest, GenerationRequest, RequestUpdate, failure_of
+from infinilm.sampling_params import SAMPLING, SamplingKeywords
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.mailbox import current_mailbox
+from infinilm.signatures import name_keywords
 
 if TYPE_CHECKING:
     import asyncio
+
+    from typing_extensions import Unpack
 
 __all__ = ["Request"]
 
@@ -152,7 +157,8 @@ class Request(OfThisProcess):
     result can no longer be read.
     """
 
-    def __init__(self, llm: object, thread: EngineThread, request: GenerationRequest) -> None:
+    def __init__(self, llm: object, thread: EngineThread, request: GenerationRequest, maker: RequestMaker) -> None:
+        self._maker = maker
         self._llm = llm  # kept alive, because an LLM without references closes its thread
         self._thread = thread
         self._request = request
@@ -209,6 +215,45 @@ class Request(OfThisProcess):
     def cancel(self) -> None:
         """End the request after the current step. Its result is what it has by then, with finish reason "abort"."""
         self._thread.cancel(self._request.all_requests)
+
+    def fork(
+        self, num_tokens: int | None = None, *, completion: int = 0, **sampling: Unpack[SamplingKeywords]
+    ) -> Request:
+        """Start another request whose output begins as this one's does, and goes on by itself.
+
+        It shares the blocks of the prompt and of these tokens, so that only the last few are computed again; in models
+        with states those since the last snapshot. Its result holds the whole output, its events the rest. Forks of
+        forks make a tree, such as of a search over thoughts.
+
+        Parameters
+        ----------
+        num_tokens
+            Tokens of the output to begin with; None: all so far. The request may be running, or have ended.
+        completion
+            Which of its `n` outputs.
+        **sampling
+            Changes to its parameters. It draws with another seed, unless one is given. `max_tokens` counts the whole
+            output.
+
+        Raises
+        ------
+        RequestError
+            There are not so many tokens, or they end the output, such as with a stop token.
+        QueueFullError
+            Other calls have filled the queue.
+
+        Examples
+        --------
+        >>> draft = llm.submit("The proof: ", temperature=0.8)  # doctest: +SKIP
+        >>> others = [draft.fork(20) for _ in range(4)] if len(draft.result().token_ids) > 20 else []  # doctest: +SKIP
+        """
+        completions = self._request.completions
+        if not 0 <= as_integer("completion", completion, least=0) < len(completions):
+            raise RequestError(f"completion: expected 0 to {len(completions) - 1}, got {completion}")
+        forked = self._maker.fork(completions[completion], self._request.prompt, num_tokens, sampling)
+        handle = Request(self._llm, self._thread, forked, self._maker)
+        self._thread.submit(forked.to_submit)
+        return handle
 
     def __iter__(self) -> Iterator[TokenEvent]:
         """Every event from the first to the last, waiting for those to come. Each iteration starts at the first event.
@@ -278,3 +323,6 @@ class Request(OfThisProcess):
         # Must not wait: the garbage collector may call this inside any statement.
         if "_log" in self.__dict__ and not self.done:
             self._thread.cancel(self._request.all_requests)
+
+
+name_keywords(Request.fork, SAMPLING)

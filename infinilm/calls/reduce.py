@@ -41,7 +41,9 @@ def reduce_prompts(
     rules: TextRules = PLAIN,
     description: str = "",
 ) -> Reduced[Reducer]:
-    """Run prompts as one batch; returns text (or None), token ids and what took its logits or hidden states.
+    """Run prompts as one batch; returns text (or None), token ids and what took its logits or hidden states of each.
+
+    Texts of which hidden states are wanted are not kept.
 
     Parameters
     ----------
@@ -103,7 +105,7 @@ def _source_of(
         name = f"prompt {numbered[0]}"
         text, ids = requests.read(numbered[1], name, room=0, rules=rules)
         types = requests.read_types(numbered[1], ids, name)
-        reduced.append((text, ids, make(ids)))
+        reduced.append((None if hidden else text, ids, make(ids)))  # of millions of texts, vectors alone are wanted
         return reduced[-1], types
 
     def request_of(one: tuple[Reducing[Reducer], npt.NDArray[np.int32] | None]) -> PromptRequest:

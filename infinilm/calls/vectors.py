@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from infinilm.calls.labels import LabelScorer
 from infinilm.calls.reduce import areduce_prompts, reduce_prompts
-from infinilm.checkpoint.heads import HostLinear, read_dense
+from infinilm.checkpoint.heads import HostStep, read_vector_step
 from infinilm.checks import as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
@@ -26,7 +26,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class VectorMaker:
-    """What follows the pooling: the linears of the checkpoint, a cut, a scaling.
+    """What follows the pooling: the linears and norms of the checkpoint, a cut, a scaling.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class VectorMaker:
 
     def __init__(self, model: Path, hidden_size: int) -> None:
         self.recipe = VectorRecipe.from_model(model, hidden_size)
-        self._linears: list[HostLinear] = [read_dense(dense) for dense in self.recipe.dense]
+        self._steps: list[HostStep] = [read_vector_step(step) for step in self.recipe.steps]
         self._hidden_size = hidden_size
         self.size = self.recipe.size(hidden_size)
         self._told_sizes: set[int] = set()
@@ -61,10 +61,10 @@ class VectorMaker:
                 f"{pooling!r:.80}"
             )
         own, kind = self.recipe.pooling, pooling or self.recipe.pooling
-        if self._linears and num_pooled(kind) != num_pooled(own):
+        if self._steps and num_pooled(kind) != num_pooled(own):
             raise RequestError(
-                f"pooling: the linears of this checkpoint read what {own!r} gives, {num_pooled(own)} joined; "
-                f"got {kind!r:.80}"
+                f"pooling: the modules behind that of this checkpoint read what {own!r} gives, {num_pooled(own)} "
+                f"joined; got {kind!r:.80}"
             )
         size = self.recipe.size(self._hidden_size, kind)
         if normalize is not None:
@@ -84,8 +84,8 @@ class VectorMaker:
 
     def finish(self, pooled: Float32Array, normalize: bool | None, dimensions: int | None) -> Float32Array:
         """[num_texts, hidden_size] to [num_texts, `dimensions` or `size`]; each row depends on its own alone."""
-        for linear in self._linears:
-            pooled = linear(pooled)
+        for step in self._steps:
+            pooled = step(pooled)
         vectors = pooled[:, :dimensions]
         return unit_rows(vectors) if (self.recipe.normalize if normalize is None else normalize) else vectors
 

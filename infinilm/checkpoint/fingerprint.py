@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from infinilm.checkpoint.mapped import FileState, file_state
 from infinilm.errors import WeightError
 from infinilm.files import open_regular
 
-__all__ = ["adapter_fingerprint", "fingerprint_of", "weights_fingerprint"]
+__all__ = ["WeightHistory", "adapter_fingerprint", "fingerprint_of", "weights_fingerprint"]
 
 _CHUNK = 1 << 20  # bytes that are read at a time
 _MAX_THREADS = 8  # hashing leaves Python alone meanwhile, and a disk gives no more to more threads
@@ -21,6 +22,37 @@ _MAX_THREADS = 8  # hashing leaves Python alone meanwhile, and a disk gives no m
 def fingerprint_of(parts: Iterable[str]) -> str:
     """One fingerprint of several, in any order, or of texts: SHA-256 in hexadecimal digits."""
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
+
+
+class WeightHistory:
+    """What became of weights since they were read of files.
+
+    Parameters
+    ----------
+    engine
+        Counts in `weights_version` how often its weights were changed.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._version = engine.weights_version
+        self._digests: tuple[str, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all changes were told to `changed`; others were made behind its back, on the engine itself."""
+        return bool(self._engine.weights_version == self._version)
+
+    def changed(self, digest: str) -> None:
+        """Note a change of which this is the digest, just after it was made."""
+        self._version = self._engine.weights_version
+        self._digests += (digest,)
+
+    def of(self, files: str) -> str:
+        """The fingerprint of the weights, given that of their files."""
+        for digest in self._digests:
+            files = fingerprint_of([f"was {files}", f"then {digest}"])
+        return files
 
 
 def weights_fingerprint(files: Mapping[Path, FileState]) -> str:

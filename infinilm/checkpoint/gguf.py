@@ -29,9 +29,9 @@ from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stor
 from infinilm.gguf.file import GgufFile, open_gguf, reading
 from infinilm.pooling.recipe import GGUF_DENSE
 
-__all__ = ["GgufCheckpoint"]
+__all__ = ["PLAIN", "GgufCheckpoint", "GgufTensors"]
 
-_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -43,15 +43,122 @@ _CONSUMED = frozenset(  # by config.json, and by what follows the pooling
 )
 _BY_HEAD = ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight")  # a matrix for each head
 _FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")  # columns, or a row for each group
-_READABLE = frozenset(_PLAIN.values())
+_READABLE = frozenset(PLAIN.values())
 
 Sources = Mapping[str, Source]
 
 
-class GgufCheckpoint(MappedTensors):
-    """A GGUF file, or the parts of one, opened for reading; a context manager, as `Checkpoint` is.
+class GgufTensors(MappedTensors):
+    """Tensors of a GGUF file, or of the parts of one, under other names; a context manager, as `Checkpoint` is.
 
     The `dtype` of a `TensorInfo` is "float32", "bfloat16", "float16", or the type of the blocks, such as "Q4_K".
+
+    Parameters
+    ----------
+    path : Path
+    gguf : GgufFile
+    """
+
+    def __init__(self, path: Path, gguf: GgufFile) -> None:
+        super().__init__()
+        self.path, self._gguf = path, gguf
+        with file_errors(path):
+            self._states = MappingProxyType({part: file_state(part.stat()) for part in gguf.parts})
+        self._types: dict[str, str] = {}
+        self._scales: dict[str, npt.NDArray[np.float32]] = {}  # of NVFP4 weights: one number for each matrix
+
+    def _take(self, tensors: Mapping[str, TensorInfo]) -> None:
+        """Have these tensors, whose types are known."""
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
+        self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
+
+    def _offset(self, name: str) -> float:
+        """What the converter has added to all numbers of a tensor."""
+        return 0.0
+
+    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor as they are stored: a read-only view of the mapped file."""
+        info = self.info(name)
+        return np.frombuffer(self._mapping(info), np.uint8, info.nbytes, info.offset)
+
+    def _rows(self, source: Source) -> npt.NDArray[np.uint8]:
+        """The stored bytes of a parameter, [rows, bytes]: a view of the file where they lie there in their order."""
+        info = self.info(source.tensor)
+        of_matrix = info.shape if source.matrix is None else info.shape[1:]
+        num_rows = math.prod(
+            info.shape[: len(info.shape) - (len(of_matrix) > 1)]
+        )  # a vector has a row for each element
+        rows = self.bytes_of(source.tensor).reshape(num_rows, -1)
+        first = 0 if source.matrix is None else source.matrix * of_matrix[0]
+        rows = rows[first + source.begin : first + source.end : source.step]
+        return rows if source.order is None else rows[source.order]
+
+    def read(self, source: Source, dtype: str) -> tuple[npt.NDArray[Any], str]:
+        """Return a parameter for an engine that computes in `dtype`, and its dtype: 16 bits are exact in float32.
+
+        In place, a read-only view of the file, where it needs no conversion; else made numbers of `dtype`, rounded to
+        nearest, and its pages of the file released. bfloat16 comes as uint16.
+
+        Raises
+        ------
+        WeightError
+            A value that `dtype` cannot hold, a type that is not read, or no such tensor.
+        """
+        name, info, type_name = source.tensor, self.info(source.tensor), self._types[source.tensor]
+        offset = self._offset(name)
+        of_decay = name.endswith(".A_log")
+        is_exact = info.dtype == dtype or (dtype == "float32" and info.dtype in _READABLE)
+        scale = self._scale(source)
+        target = "float32" if offset or of_decay or scale != 1 else info.dtype if is_exact else dtype
+        rows = self._rows(source)
+        if target == info.dtype:
+            array = rows.view(_NUMPY[target])
+        else:
+            shape = len(rows), rows.shape[1] // _core.gguf_type(type_name)[1] * _core.gguf_type(type_name)[0]
+            try:
+                tensor = _core.gguf_dequantise(np.ascontiguousarray(rows).reshape(-1), type_name, shape, target)
+            except WeightError as error:
+                raise WeightError(f"{info.file}: tensor {name!r}: {error}") from None
+            self.release(name, source.places)
+            array = np.asarray(tensor.memory()).view(_NUMPY[target]).reshape(shape)
+        of_matrix = info.shape if source.matrix is None else info.shape[1:]
+        array = array.reshape(len(rows), *of_matrix[1:])
+        if source.transposed:
+            array = source.transpose(array)
+        if source.column_order is not None:
+            array = np.ascontiguousarray(array[:, source.column_order])
+        if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log)
+            array, target = convert(np.log(-array), "float32", dtype, name=name), dtype
+        if scale != 1:
+            array, target = convert(array * np.float32(scale), "float32", dtype, name=name), dtype
+        if offset:
+            array, target = convert(array - np.float32(offset), "float32", dtype, name=name), dtype
+        return array, target
+
+    def _scale(self, source: Source) -> float:
+        """What multiplies the numbers of a parameter besides the scales of its blocks."""
+        scales = self._scales.get(source.tensor)
+        return 1.0 if scales is None else float(scales[source.matrix or 0])
+
+    def checkpoint_dtype(self) -> str:
+        """See `MappedTensors.checkpoint_dtype`; of quantised weights "float16"."""
+        return stored_dtype(self._gguf)
+
+    def kept_dtype(self, dtype: str) -> str:
+        """See `MappedTensors.kept_dtype`."""
+        plain = PLAIN.get(next(iter(self.types()), "F32"))
+        return plain if plain and dtype == "float32" else dtype
+
+    def types(self) -> dict[str, int]:
+        """How many weights are stored in each type, most first."""
+        counts: dict[str, int] = {}
+        for name, info in self.tensors.items():
+            counts[self._types[name]] = counts.get(self._types[name], 0) + math.prod(info.shape)
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+class GgufCheckpoint(GgufTensors):
+    """The model of a GGUF file, opened for reading.
 
     Parameters
     ----------
@@ -69,19 +176,13 @@ class GgufCheckpoint(MappedTensors):
     names: TensorNames
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__()
-        self.path = Path(path)
-        with file_errors(self.path):
-            gguf = open_gguf(self.path)
-        self._states = MappingProxyType({part: file_state(part.stat()) for part in gguf.parts})
-        self._gguf, self._row = gguf, architecture_of(gguf)
-        self._types: dict[str, str] = {}
-        self._scales: dict[str, npt.NDArray[np.float32]] = {}  # of NVFP4 weights: one number for each matrix
+        with file_errors(Path(path)):
+            gguf = open_gguf(path)
+        super().__init__(Path(path), gguf)
+        self._row = architecture_of(gguf)
         with reading(self.path):
             config = config_json(gguf)
-            tensors = self._named_tensors(gguf, self._row, config["num_hidden_layers"])
-            self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
-            self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
+            self._take(self._named_tensors(gguf, self._row, config["num_hidden_layers"]))
             self.names, self._order = self._layout(config)
         self._config = config
 
@@ -113,7 +214,7 @@ class GgufCheckpoint(MappedTensors):
             elif name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
                 shape = shape[0], 1, shape[1]
             self._types[name] = tensor.type
-            dtype = _PLAIN.get(tensor.type, tensor.type)
+            dtype = PLAIN.get(tensor.type, tensor.type)
             found[name] = TensorInfo(name, dtype, shape, tensor.file, tensor.offset, tensor.nbytes)
         return found
 
@@ -162,6 +263,11 @@ class GgufCheckpoint(MappedTensors):
             raise WeightError(f"{self.path}: RoPE turns {rotary_dim} elements of a head, which are no pairs")
         return names, order_of_pairs(head_dim, rotary_dim)
 
+    def _offset(self, name: str) -> float:
+        """See `GgufTensors._offset`."""
+        has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        return self._row.norm_offset if has_offset else 0.0
+
     def find(self, expected: Mapping[str, tuple[int, ...]]) -> FoundTensors:
         """Find an engine's parameters, by their names and shapes."""
         config = ModelConfig.from_dict(self._config)
@@ -170,66 +276,6 @@ class GgufCheckpoint(MappedTensors):
         there = {match[1] for name in self.tensors if (match := _TENSOR.fullmatch(name))}
         by_head = {module: rows for module, rows in by_head.items() if rows.tensor in there}
         return find_by_names(self.names, self._order, layers, expected, self.tensors, by_head)
-
-    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor as they are stored: a read-only view of the mapped file."""
-        info = self.info(name)
-        return np.frombuffer(self._mapping(info), np.uint8, info.nbytes, info.offset)
-
-    def _rows(self, source: Source) -> npt.NDArray[np.uint8]:
-        """The stored bytes of a parameter, [rows, bytes]: a view of the file where they lie there in their order."""
-        info = self.info(source.tensor)
-        of_matrix = info.shape if source.matrix is None else info.shape[1:]
-        num_rows = math.prod(
-            info.shape[: len(info.shape) - (len(of_matrix) > 1)]
-        )  # a vector has a row for each element
-        rows = self.bytes_of(source.tensor).reshape(num_rows, -1)
-        first = 0 if source.matrix is None else source.matrix * of_matrix[0]
-        rows = rows[first + source.begin : first + source.end : source.step]
-        return rows if source.order is None else rows[source.order]
-
-    def read(self, source: Source, dtype: str) -> tuple[npt.NDArray[Any], str]:
-        """Return a parameter for an engine that computes in `dtype`, and its dtype: 16 bits are exact in float32.
-
-        In place, a read-only view of the file, where it needs no conversion; else made numbers of `dtype`, rounded to
-        nearest, and its pages of the file released. bfloat16 comes as uint16.
-
-        Raises
-        ------
-        WeightError
-            A value that `dtype` cannot hold, a type that is not read, or no such tensor.
-        """
-        name, info, type_name = source.tensor, self.info(source.tensor), self._types[source.tensor]
-        has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-        offset = self._row.norm_offset if has_offset else 0.0
-        of_decay = name.endswith(".A_log")
-        is_exact = info.dtype == dtype or (dtype == "float32" and info.dtype in _READABLE)
-        scale = self._scale(source)
-        target = "float32" if offset or of_decay or scale != 1 else info.dtype if is_exact else dtype
-        rows = self._rows(source)
-        if target == info.dtype:
-            array = rows.view(_NUMPY[target])
-        else:
-            shape = len(rows), rows.shape[1] // _core.gguf_type(type_name)[1] * _core.gguf_type(type_name)[0]
-            try:
-                tensor = _core.gguf_dequantise(np.ascontiguousarray(rows).reshape(-1), type_name, shape, target)
-            except WeightError as error:
-                raise WeightError(f"{info.file}: tensor {name!r}: {error}") from None
-            self.release(name, source.places)
-            array = np.asarray(tensor.memory()).view(_NUMPY[target]).reshape(shape)
-        of_matrix = info.shape if source.matrix is None else info.shape[1:]
-        array = array.reshape(len(rows), *of_matrix[1:])
-        if source.transposed:
-            array = source.transpose(array)
-        if source.column_order is not None:
-            array = np.ascontiguousarray(array[:, source.column_order])
-        if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log)
-            array, target = convert(np.log(-array), "float32", dtype, name=name), dtype
-        if scale != 1:
-            array, target = convert(array * np.float32(scale), "float32", dtype, name=name), dtype
-        if offset:
-            array, target = convert(array - np.float32(offset), "float32", dtype, name=name), dtype
-        return array, target
 
     def native_weights(self, linears: Linears, sources: Sources, device: str = "cpu") -> dict[str, str]:
         """Return the weights that a device computes with as they are stored, and their types: see `choose_native`.
@@ -244,11 +290,6 @@ class GgufCheckpoint(MappedTensors):
             and (s.column_order is None or self._block_order(s) is not None)
         }
         return choose_native(linears, types, device)
-
-    def _scale(self, source: Source) -> float:
-        """What multiplies the numbers of a parameter besides the scales of its blocks."""
-        scales = self._scales.get(source.tensor)
-        return 1.0 if scales is None else float(scales[source.matrix or 0])
 
     def _block_order(self, source: Source) -> npt.NDArray[np.int64] | None:
         """`Source.column_order` as an order of blocks; None: it is none."""
@@ -278,22 +319,6 @@ class GgufCheckpoint(MappedTensors):
             return engine.load_param(name, _core.from_numpy(rows), self._types[source.tensor])
         except WeightError as error:
             raise WeightError(f"{info.file}: {error}") from None
-
-    def checkpoint_dtype(self) -> str:
-        """See `MappedTensors.checkpoint_dtype`; of quantised weights "float16"."""
-        return stored_dtype(self._gguf)
-
-    def kept_dtype(self, dtype: str) -> str:
-        """See `MappedTensors.kept_dtype`."""
-        plain = _PLAIN.get(next(iter(self.types()), "F32"))
-        return plain if plain and dtype == "float32" else dtype
-
-    def types(self) -> dict[str, int]:
-        """How many weights are stored in each type, most first."""
-        counts: dict[str, int] = {}
-        for name, info in self.tensors.items():
-            counts[self._types[name]] = counts.get(self._types[name], 0) + math.prod(info.shape)
-        return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def _name(name: str, row: Architecture) -> str:

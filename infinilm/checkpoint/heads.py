@@ -20,11 +20,13 @@ from infinilm.config.families import Family
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import WeightError
 from infinilm.gguf.file import is_gguf, open_gguf
-from infinilm.pooling.recipe import Dense
+from infinilm.pooling.recipe import Dense, Norm
 
-__all__ = ["HostLinear", "HostStep", "label_tensors", "random_label_scores", "read_dense", "read_label_scores"]
+__all__ = ["HostLinear", "HostStep", "label_tensors", "random_label_scores", "read_label_scores", "read_vector_step"]
 
 Float32Array = npt.NDArray[np.float32]
+
+_TORCH_EPS = 1e-5  # of torch's LayerNorm, where nothing else is said
 
 HostStep = Callable[[Float32Array], Float32Array]
 """What the host makes of rows: [num_rows, in_features] to [num_rows, out_features], float32."""
@@ -60,17 +62,25 @@ class HostLinear:
 
 
 class HostNorm:
-    """LayerNorm without bias, of each row by itself, computed in float64."""
+    """LayerNorm of each row by itself, computed in float64.
 
-    def __init__(self, weight: Float32Array, eps: float) -> None:
+    Parameters
+    ----------
+    weight : float32 array, [size]
+    bias : float32 array, [size], optional
+    eps : float
+    """
+
+    def __init__(self, weight: Float32Array, eps: float, bias: Float32Array | None = None) -> None:
         self._weight, self._eps = weight.astype(np.float64), eps
+        self._bias = 0.0 if bias is None else bias.astype(np.float64)
 
     def __call__(self, x: Float32Array) -> Float32Array:
         """[num_rows, size] to the same."""
         centred = x.astype(np.float64)
         centred -= centred.mean(-1, keepdims=True)
         normed = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + self._eps) * self._weight
-        result: Float32Array = normed.astype(np.float32)
+        result: Float32Array = (normed + self._bias).astype(np.float32)
         return result
 
 
@@ -91,8 +101,19 @@ def activate(x: Float32Array, activation: str) -> Float32Array:
     return wide.astype(np.float32)
 
 
-def read_dense(dense: Dense) -> HostLinear:
+def read_vector_step(step: Dense | Norm) -> HostStep:
     """Read the weights of a module. WeightError: they are not there, or not as its config.json says."""
+    return _read_dense(step) if isinstance(step, Dense) else _read_norm(step)
+
+
+def _read_norm(norm: Norm) -> HostNorm:
+    names = ("norm.weight", "norm.bias")
+    with Checkpoint(norm.place) as checkpoint:
+        arrays = _read(checkpoint, dict.fromkeys(names, (norm.out_features,)), set(checkpoint.tensors))
+    return HostNorm(arrays[names[0]], _TORCH_EPS, arrays[names[1]])
+
+
+def _read_dense(dense: Dense) -> HostLinear:
     weight, bias = f"{dense.name}.weight", f"{dense.name}.bias"
     if is_gguf(dense.place):
         return HostLinear(open_gguf(dense.place).floats(weight), None, dense.activation)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
-from infinilm.checkpoint.gguf import GgufCheckpoint
+from infinilm.checkpoint.gguf import GgufCheckpoint, GgufTensors
 from infinilm.checkpoint.heads import label_tensors
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.packed import expected_tensors, unread_of_head
@@ -68,7 +68,7 @@ class WeightEngine(Protocol):
 _MASKS = tuple(f".{module}.{name}" for module in ("attn", "attention") for name in ("bias", "masked_bias"))
 
 
-def _is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
+def is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
     """Tensors that may be in a file without being asked for.
 
     `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter), and the rotary
@@ -125,7 +125,7 @@ def _causes(checkpoint: MappedTensors, missing: list[str], unexpected: list[str]
 
 def _check_readable(checkpoint: MappedTensors) -> None:
     """WeightError: weights are stored in a way that is not read, or that nothing explains."""
-    if isinstance(checkpoint, GgufCheckpoint):
+    if isinstance(checkpoint, GgufTensors):
         unread = [t for t in checkpoint.tensors.values() if t.dtype not in checkpoint.dtypes]
         if unread:
             first, types = unread[0], sorted({t.dtype for t in unread})
@@ -187,7 +187,7 @@ def _match(
     """
     stored, expected = checkpoint.tensors, found.shapes
     missing = [name for name in expected if name not in stored]
-    skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
+    skipped = [name for name in stored if name not in expected and is_harmless(name, expected)]
     skipped += [name for name in found.of_heads if name not in (*skipped, *labels)]
     known = {*expected, *skipped, *found.not_read, *labels}
     unexpected = [name for name in stored if name not in known]
@@ -290,7 +290,7 @@ def load_weights(
 
     Parameters
     ----------
-    checkpoint : Checkpoint, QuantisedCheckpoint or GgufCheckpoint
+    checkpoint : Checkpoint, QuantisedCheckpoint or GgufTensors
     engine : WeightEngine
     dtype : str
         The compute dtype: `"float32"`, `"bfloat16"` or `"float16"`.
@@ -380,7 +380,7 @@ def load_weights(
             release(name)
             return array, quantised_dtype or dtype
         if not isinstance(checkpoint, Checkpoint):
-            assert isinstance(checkpoint, GgufCheckpoint)
+            assert isinstance(checkpoint, GgufTensors)
             return checkpoint.read(source, dtype)
         stored = checkpoint.info(source.tensor).dtype
         array = source.take(checkpoint.array(source.tensor))
@@ -415,7 +415,7 @@ def load_weights(
             _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)
     made = {checkpoint.info(source.tensor).dtype for name, source in sources.items() if name not in native}
     if changed := sorted(made - set(FLOATS) - set(packed_dtypes.values())):
-        kept_as = dtype if isinstance(checkpoint, GgufCheckpoint) else quantised_dtype or dtype
+        kept_as = dtype if isinstance(checkpoint, GgufTensors) else quantised_dtype or dtype
         logger.info("%s: weights stored as %s are computed as %s", checkpoint.path, " and ".join(changed), kept_as)
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in {source.tensor for source in sources.values()})
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:

@@ -13,11 +13,12 @@ from infinilm import _core
 
 __all__ = ["CUDA_BLOCKS", "Linears", "bytes_of_block", "choose_native"]
 
-Linears = Mapping[str, tuple[list[list[str]], bool, int]]
-"""The result of `_core.linears`: groups of weights, if these are gate and up, and where ranks cut inputs."""
+Linears = Mapping[str, tuple[list[str], bool, int]]
+"""The result of `_core.linears`: the weights, if these are gate and up, and where ranks cut inputs."""
 
 CUDA_BLOCKS: Mapping[str, int] = MappingProxyType(
-    {"Q4_0": 18, "Q8_0": 34, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18, "F8_ROW": 32, "F8_32": 33, "F8_128": 132}
+    {"Q4_0": 18, "Q8_0": 34, "Q4_K": 160, "Q5_K": 192, "Q6_K": 216, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18}
+    | {"F8_ROW": 32, "F8_32": 33, "F8_128": 132}
 )
 """The types that kernels of GPUs take, and the bytes of a block there (cuda/linear/packed_layout.h)."""
 
@@ -33,8 +34,8 @@ def bytes_of_block(type_name: str, device: str) -> int:
 def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> dict[str, str]:
     """Return the weights that a device computes with as they are stored, and the types of their blocks.
 
-    Ranks must cut the inputs of a linear at multiples of a block. Gate and up must be of one type, and on a GPU all
-    weights of a group of a linear, and the experts of a layer.
+    Ranks must cut the inputs of a linear at multiples of a block. Gate and up must be of one type, and on a GPU the
+    experts of a layer. Other weights that a linear joins, such as q, k and v, may differ.
 
     Parameters
     ----------
@@ -44,14 +45,14 @@ def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> di
     device : str
         "cpu" or "cuda".
     """
-    together: dict[tuple[str, int], list[tuple[str, int]]] = {}
-    must_agree: set[tuple[str, int]] = set()
-    for linear, (groups, pairs, unit) in linears.items():
-        for number, names in enumerate(groups):
-            key = (_EXPERT.sub(".experts.", linear) if device == "cuda" else linear, number)
-            together.setdefault(key, []).extend((name, unit) for name in names)
-            if pairs or device == "cuda":
-                must_agree.add(key)
+    together: dict[str, list[tuple[str, int]]] = {}
+    must_agree: set[str] = set()
+    for linear, (names, pairs, unit) in linears.items():
+        is_table = device == "cuda" and _EXPERT.search(linear)  # one of experts' weights
+        key = _EXPERT.sub(".experts.", linear) if is_table else linear
+        together.setdefault(key, []).extend((name, unit) for name in names)
+        if pairs or is_table:
+            must_agree.add(key)
     native: dict[str, str] = {}
     for key, weights in together.items():
         fits = {}

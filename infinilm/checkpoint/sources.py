@@ -89,7 +89,8 @@ class Source:
         """Take the parameter from the rows from `begin` to `end`."""
         rows = rows[:: self.step]
         rows = rows if self.order is None else rows[self.order]
-        rows = rows if self.column_order is None else rows[:, self.column_order]
+        if self.column_order is not None:  # a row may be a kernel of a convolution
+            rows = rows.reshape(len(rows), -1)[:, self.column_order]
         return self.transpose(np.ascontiguousarray(rows))
 
     def transpose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -217,8 +218,8 @@ class _Parameter(NamedTuple):
 def _parse(name: str, shape: Shape, layers: Sequence[LayerShape]) -> _Parameter:
     match = _OF_LAYER.fullmatch(name)
     if match is None:
-        module, _, kind = name.removeprefix("model.").partition(".")
-        return _Parameter(name, shape, "", module, f".{kind}", "", module)
+        module, dot, kind = name.removeprefix("model.").partition(".")
+        return _Parameter(name, shape, "", module, f"{dot}{kind}", "", module)
     layer, module, kind = match.groups()
     if module == "self_attn.v_proj" and layers[min(_number(layer), len(layers) - 1)].values_are_keys:
         module = "self_attn.k_proj"
@@ -465,6 +466,10 @@ def _likely_name(candidates: Sequence[str], stored: Collection[str]) -> str:
     return next(likely, candidates[0])
 
 
+# What has the elements of heads of q or k that RoPE turns.
+_OF_TURNED_HEADS = tuple(f"self_attn.{head}_{kind}" for head in "qk" for kind in ("proj", "norm"))
+
+
 def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_rows: int) -> _Found:
     """The rows of a parameter from `begin` on, of a tensor of `num_rows`, with heads in the order of the engine."""
     end, order, shape = begin + parameter.shape[0], None, (num_rows, *parameter.shape[1:])
@@ -474,7 +479,7 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
         if stored.count(1) == len(stored) - 1 and math.prod(stored) == num_rows:
             shape = stored  # a vector with axes of length 1 beside it
     columns = len(shape) == 2 and any(tensor.endswith(f".{module}") for module in files.names.transposed)
-    if files.order is not None and parameter.module in ("self_attn.q_proj", "self_attn.k_proj"):
+    if files.order is not None and parameter.module in _OF_TURNED_HEADS:
         heads = np.arange(0, parameter.shape[0], len(files.order))[:, None] + files.order  # [num_heads, head_dim]
         order = heads.reshape(-1)
     return Source(own, begin, end, order, columns=columns), (shape[::-1] if columns else shape)

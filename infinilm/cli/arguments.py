@@ -152,6 +152,12 @@ def add_model_settings(
         help="pixels of a picture, behind resizing; default: as the model's files say, on a CPU up to 1048576; 0: the "
         "tower is not loaded",
     )
+    group.add_argument(
+        "--mmproj",
+        type=Path,
+        metavar="FILE",
+        help="the tower of a GGUF file, as llama.cpp writes it; default: that in the same folder or repository",
+    )
     group.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     if loads:
         group.add_argument("-t", "--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
@@ -395,6 +401,7 @@ _OF_MORE_MODELS: Mapping[str, Callable[[str], Any]] = {
     "max-num-batched-tokens": positive,
     "revision": str,
     "chat-template": str,
+    "mmproj": str,
     "tokenizer": str,
 }
 """Options of one model among several, and how their values are read."""
@@ -456,6 +463,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "max_model_len",
         "revision",
         "max_image_pixels",
+        "mmproj",
     )
     sizes = ("tensor_parallel_size", "pipeline_parallel_size")
     settings = {name: getattr(args, name) for name in (*names, *sizes) if name in args}

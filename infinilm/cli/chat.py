@@ -454,7 +454,8 @@ class _Chat:
         form = AnswerFormat.of(llm.chat_template.source_text(bool(tools)), has_tools=bool(tools))
         if form.needs_special_tokens(llm.tokenizer):
             params = replace(params, skip_special_tokens=False)
-        prompt = llm.chat_template.render(messages, tools=tools, **self._template_kwargs)
+        said, _ = llm.take_images(messages)
+        prompt = llm.chat_template.render(said, tools=tools, **self._template_kwargs)
         maker = form.maker(prompt, tools or (), form.hidden(llm.tokenizer))
         return AnswerPrinter(maker, self._shows_reasoning), params
 

@@ -42,6 +42,7 @@ from infinilm.cli.arguments import (
     subcommands,
 )
 from infinilm.cli.bench import add_bench, run_bench
+from infinilm.cli.cache import add_cache, run_cache
 from infinilm.cli.chat import add_chat, run_chat
 from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_text, stopped
 from infinilm.cli.pack import add_pack, run_pack
@@ -172,6 +173,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_pack(command("pack", run_pack, "Write a folder with weights packed for CPUs, which starts at once."))
     add_perplexity(command("perplexity", run_perplexity, "Tell how well a model foretells a text of any length."))
     add_verify(command("verify", run_verify, "Check that a model gives the answers of receipts."))
+    add_cache(command("cache", run_cache, "Fill, list or prune a folder of prefixes, as --disk-cache keeps them."))
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_route(command("route", run_route, "One address for several running servers of one model."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
@@ -257,8 +259,9 @@ def _generate(args: argparse.Namespace) -> int:
     prompt = _read_prompt(args)
     with open_llm(args) as llm:
         params = replace(sampling_params(args, llm), return_receipt=args.receipt is not None)
-        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-        asked: Any = {key: prompt, "images": args.image} if args.image else prompt
+        asked: Any = prompt
+        if args.image:
+            asked = llm.place_images(llm.tokenize(prompt) if isinstance(prompt, str) else prompt, args.image)
         events = llm.stream([asked], params)  # a bad request raises here, before anything is printed
         if not args.no_echo and params.n == 1:
             put(prompt if isinstance(prompt, str) else "".join(f"{i} " for i in prompt))
@@ -270,7 +273,7 @@ def _generate(args: argparse.Namespace) -> int:
         if reply.receipts:
             write_receipts(reply.receipts, args)
         if args.stats:
-            num_prompt = len(llm.tokenize(prompt) if isinstance(prompt, str) else prompt)
+            num_prompt = len(llm.tokenize(asked) if isinstance(asked, str) else asked)
             note(_stats(llm, num_prompt, reply))
     return stopped() if reply.interrupted else 0
 

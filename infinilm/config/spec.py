@@ -151,6 +151,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "gelu_pytorch_tanh": "gelu_tanh",
         "gelu_new": "gelu_tanh",
         "gelu": "gelu",
+        "quick_gelu": "quick_gelu",
         "relu2": "relu2",
     }
 )
@@ -325,6 +326,7 @@ def _mixers(
             out_bias=out_bias,
             qk_norm=qk_norm,
             two_way=config.is_encoder,
+            spans=shape.window > 0 or not family.spans_in_windows,
             out_multiplier=before * behind,
             **family.attention,
         )

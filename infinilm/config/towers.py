@@ -4,8 +4,9 @@ A tower is a list of encoder layers like any other, so its math is a `ModelSpec`
 are found by `TensorNames`. What differs between towers is a row of `TOWERS`: which keys of config.json say the sizes,
 how positions are told, what is normed how, what becomes of neighbouring patches, and what the model of texts takes.
 
-Sources of these facts: modeling_qwen3_vl.py, modeling_gemma3.py, modeling_siglip.py, modeling_mistral3.py,
-modeling_pixtral.py and modeling_idefics3.py of transformers 5.24.
+Sources of these facts: modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_glm4v.py,
+modeling_gemma4.py, modeling_gemma3.py, modeling_siglip.py, modeling_mistral3.py, modeling_pixtral.py and
+modeling_idefics3.py of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ _ROPE_THETA = 10000.0
 class Linear(NamedTuple):
     """One of the linears that make a row of neighbouring patches: see `MergerLinear`."""
 
-    size: Literal["merged", "hidden", "out"]  # outputs: all numbers of the patches, those of one, or those of a row
+    # Outputs: all numbers of the patches, those of one, those of a row, or those that `merger_size` says.
+    size: Literal["merged", "hidden", "out", "inner"]
     bias: bool | str = True  # a str: a key of config.json says it
     activated: bool = False
+    gated: bool = False  # by the activation of the layers
+    norm_eps: float = 0
 
 
 class TowerPlace(NamedTuple):
@@ -61,7 +65,7 @@ class TowerFamily:
     defaults : mapping of str to value
         Values of fields whose keys are left out. One without a key has no other.
     fixed_keys : mapping of str to tuple of values
-        Keys of config.json that are computed with these values alone.
+        Keys of config.json, or of its part before a dot, that are computed with these values alone.
     places : tuple of TowerPlace
         What the names of its tensors begin with: the first that the files use.
     names : TensorNames
@@ -78,16 +82,30 @@ class TowerFamily:
         The name of a tensor that is the weight of the first of these linears, transposed. "": there is none.
     merger_activation : str
         What is behind those of these linears that are activated, where no key says it.
-    pooled, pooled_norm_offset
+    pooled, pooled_norm_weight, pooled_norm_offset
         See `TowerSpec`.
+    pooled_by_root : bool
+        The mean is multiplied by the root of hidden_size.
+    final_norm : bool
+        There is a norm behind the layers.
     positions : str
-        Learned positions: a square table that is stretched bilinearly to a picture's patches; one whose rows are those
-        of its patches; one whose rows are those that a patch lies over in a square picture; or none.
+        Learned positions: a square table that is stretched bilinearly to a picture's patches, or bicubically ("cubic");
+        one whose rows are those of its patches; one whose rows are those that a patch lies over in a square picture;
+        one of columns and one of rows, which are added ("axes"); or none.
     rope : str
         Which frequencies turn by the row of a patch, and which by its column: each axis has all of half as many
-        ("halves"), or every second one ("turns"); or none turns.
+        ("halves"), or every second one ("turns"); or none turns. "quarters": as halves, but columns come first, and
+        either axis turns neighbouring quarters of a head.
+    qk_norm, v_norm, softmax_scale, post_norms
+        See `AttentionSpec` and `ModelSpec`. A scale of 0 is the usual one.
     gated, bias, patch_bias, patch_norm : bool
         Whether the MLP has a gate, linears of layers a bias, and what embeds patches a bias and a norm behind it.
+    norm_first : bool
+        Positions are added behind this norm, and not before it.
+    channels_last : bool
+        What embeds patches reads their numbers by row, column and channel, and not channel by channel.
+    position_table : str
+        The name of the tensor of positions, where it is no weight of a module. "": it is.
     resize : str
         How pictures are resized and cut: see `infinilm.images.sizes`.
     text : str
@@ -95,8 +113,8 @@ class TowerFamily:
         ("rows"), all between two marks ("between"), or those of tiles ("tiles"). See `infinilm.requests.placeholders`.
     placeholder : str
         The token that stands where a picture is in a prompt, where it is not that of its rows.
-    two_way : bool
-        The model of texts lets tokens of a picture see all others of it.
+    two_way : bool or str
+        The model of texts lets tokens of a picture see all others of it. A str: a key of config.json is "vision" then.
     """
 
     keys: Mapping[str, str]
@@ -114,17 +132,27 @@ class TowerFamily:
     merger_matrix: str = ""
     merger_activation: str = "gelu"
     pooled: bool = False
+    pooled_by_root: bool = False
+    pooled_norm_weight: bool = True
     pooled_norm_offset: float = 0
-    positions: Literal["stretched", "learned", "bucketed", "none"]
-    rope: Literal["halves", "turns", "none"]
+    final_norm: bool = True
+    positions: Literal["stretched", "cubic", "learned", "bucketed", "axes", "none"]
+    position_table: str = ""
+    rope: Literal["halves", "turns", "quarters", "none"]
+    qk_norm: Literal["none", "head"] = "none"
+    v_norm: bool = False
+    softmax_scale: float = 0
+    post_norms: bool = False
     gated: bool = False
     bias: bool = True
     patch_bias: bool = True
     patch_norm: bool = False
-    resize: Literal["area", "square", "edge", "tiles"] = "area"
-    text: Literal["plain", "rows", "between", "tiles"] = "plain"
+    norm_first: bool = False
+    channels_last: bool = False
+    resize: Literal["area", "frames", "budget", "square", "edge", "tiles"] = "area"
+    text: Literal["plain", "rows", "between", "marked", "tiles"] = "plain"
     placeholder: str = ""
-    two_way: bool = False
+    two_way: bool | str = False
 
 
 _QWEN3_VL = TowerFamily(
@@ -185,6 +213,133 @@ _QWEN3_VL = TowerFamily(
 )
 
 _QWEN3_5 = replace(_QWEN3_VL, defaults={**_QWEN3_VL.defaults, "levels": ()})
+
+_QWEN2_VL = replace(
+    _QWEN3_VL,
+    keys={
+        "num_layers": "depth",
+        "hidden_size": "embed_dim",
+        "num_heads": "num_heads",
+        "mlp_ratio": "mlp_ratio",
+        "hidden_act": "hidden_act",
+        "patch_size": "patch_size",
+        "temporal_patch_size": "temporal_patch_size",
+        "merge_size": "spatial_merge_size",
+        "out_size": "hidden_size",
+    },
+    defaults={
+        "num_layers": 32,
+        "hidden_size": 1280,
+        "num_heads": 16,
+        "mlp_ratio": 4,
+        "hidden_act": "quick_gelu",
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "out_size": 3584,
+        "num_positions": 0,
+        "levels": (),
+        "norm_eps": 1e-6,
+    },
+    names=replace(
+        _QWEN3_VL.names,
+        outside={
+            "embed_patches": "{tower}patch_embed.proj",
+            "norm": "{merger}ln_q",
+            "merger_0": "{merger}mlp.0",
+            "merger_1": "{merger}mlp.2",
+        },
+        renamed={
+            **_QWEN3_VL.names.renamed,
+            "mlp.up_proj": "mlp.fc1",
+            "mlp.down_proj": "mlp.fc2",
+        },
+    ),
+    level_names={},
+    positions="none",
+    patch_bias=False,
+)
+
+_QWEN2_5_VL = replace(
+    _QWEN2_VL,
+    keys={
+        **{name: key for name, key in _QWEN3_VL.keys.items() if name not in ("num_positions", "levels")},
+        "window_size": "window_size",
+        "whole_layers": "fullatt_block_indexes",
+    },
+    defaults={
+        **{name: value for name, value in _QWEN2_VL.defaults.items() if name != "mlp_ratio"},
+        "hidden_size": 3584,
+        "intermediate_size": 3420,
+        "hidden_act": "silu",
+        "window_size": 112,
+        "whole_layers": (7, 15, 23, 31),
+    },
+    names=replace(
+        _QWEN2_VL.names,
+        renamed={"self_attn.o_proj": "attn.proj", "input_layernorm": "norm1", "post_attention_layernorm": "norm2"},
+    ),
+    norm="rms",
+    gated=True,
+)
+
+_GLM4V = replace(
+    _QWEN3_VL,
+    keys={
+        **{name: key for name, key in _QWEN3_VL.keys.items() if name not in ("num_positions", "levels")},
+        "intermediate_size": "out_hidden_size",
+        "merger_size": "intermediate_size",
+        "image_size": "image_size",
+        "norm_eps": "rms_norm_eps",
+    },
+    defaults={
+        "num_layers": 24,
+        "hidden_size": 1536,
+        "num_heads": 12,
+        "intermediate_size": 4096,
+        "merger_size": 13696,
+        "hidden_act": "silu",
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "out_size": 4096,
+        "image_size": 336,
+        "levels": (),
+        "norm_eps": 1e-5,
+    },
+    fixed_keys={"vision_config.attention_bias": (False,)},
+    names=replace(
+        _QWEN3_VL.names,
+        outside={
+            "embed_patches": "{tower}patch_embed.proj",
+            "patch_norm": "{tower}post_conv_layernorm",
+            "embed_positions": "{tower}embeddings.position_embedding",
+            "norm": "{tower}post_layernorm",
+            "merger_0": "{tower}downsample",
+            "merger_1": "{merger}proj",
+            "merger_1_norm": "{merger}post_projection_norm",
+            "merger_2_gate": "{merger}gate_proj",
+            "merger_2_up": "{merger}up_proj",
+            "merger_3": "{merger}down_proj",
+        },
+        renamed=_QWEN2_5_VL.names.renamed,
+    ),
+    level_names={},
+    norm="rms",
+    merger=(
+        Linear("out"),
+        Linear("out", bias=False, activated=True, norm_eps=1e-5),
+        Linear("inner", bias=False, activated=True, gated=True),
+        Linear("out", bias=False),
+    ),
+    merges_by_channel=True,
+    positions="cubic",
+    gated=True,
+    bias=False,
+    patch_norm=True,
+    norm_first=True,
+    resize="frames",
+)
 
 # What most configurations of towers call their sizes.
 _USUAL_KEYS = {
@@ -256,6 +411,79 @@ _GEMMA3 = TowerFamily(
     text="between",
     placeholder="<start_of_image>",
     two_way=True,
+)
+
+_GEMMA4 = TowerFamily(
+    keys={
+        **_USUAL_KEYS,
+        "num_kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "hidden_act": "hidden_activation",
+        "norm_eps": "rms_norm_eps",
+        "merge_size": "pooling_kernel_size",
+        "axis_positions": "position_embedding_size",
+        "standardized": "standardize",
+    },
+    outer_keys={"image_token_id": "image_token_id", "out_size": "text_config.hidden_size"},
+    defaults={
+        "num_layers": 16,
+        "hidden_size": 768,
+        "num_heads": 12,
+        "num_kv_heads": 12,
+        "head_dim": 64,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu_pytorch_tanh",
+        "patch_size": 16,
+        "temporal_patch_size": 1,
+        "merge_size": 3,
+        "axis_positions": 10240,
+        "standardized": False,
+        "levels": (),
+        "norm_eps": 1e-6,
+        "rope_theta": 100.0,
+        "image_token_id": 258880,
+    },
+    # The small models have a tower whose linears clip what they read and give, and vectors of each layer, which are
+    # others for tokens of pictures.
+    fixed_keys={
+        "vision_config.use_clipped_linears": (False,),
+        "text_config.hidden_size_per_layer_input": (0,),
+        "vision_config.attention_bias": (False,),
+    },
+    places=_places("vision_tower", "embed_vision"),
+    names=TensorNames(
+        layers="encoder.layers",
+        outside={
+            "embed_patches": "{tower}patch_embedder.input_proj",
+            "std_scale": "{tower}std_scale",
+            "std_bias": "{tower}std_bias",
+            "merger_0": "{merger}embedding_projection",
+        },
+        renamed={
+            **{f"self_attn.{part}_proj": f"self_attn.{part}_proj.linear" for part in "qkvo"},
+            **{f"mlp.{part}_proj": f"mlp.{part}_proj.linear" for part in ("gate", "up", "down")},
+        },
+    ),
+    norm="rms",
+    merger=(Linear("out", bias=False),),
+    pooled=True,
+    pooled_by_root=True,
+    pooled_norm_weight=False,
+    final_norm=False,
+    positions="axes",
+    position_table="patch_embedder.position_embedding_table",
+    rope="quarters",
+    qk_norm="head",
+    v_norm=True,
+    softmax_scale=1,
+    post_norms=True,
+    gated=True,
+    bias=False,
+    patch_bias=False,
+    channels_last=True,
+    resize="budget",
+    text="marked",
+    two_way="text_config.use_bidirectional_attention",
 )
 
 _IDEFICS3 = TowerFamily(
@@ -337,17 +565,27 @@ _MISTRAL3 = TowerFamily(
 )
 
 TOWERS: Mapping[str, TowerFamily] = {
+    "qwen2_vl": _QWEN2_VL,
+    "qwen2_5_vl": _QWEN2_5_VL,
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": _QWEN3_VL,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
+    "glm4v": _GLM4V,
+    "glm4v_moe": _GLM4V,
     "gemma3": _GEMMA3,
+    "gemma4": _GEMMA4,
     "mistral3": _MISTRAL3,
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
 }
 """By the model_type of config.json."""
 
+_OTHER_COUNTS = (
+    *("image_size", "num_image_tokens", "merge_size", "merger_size", "out_size", "mlp_ratio"),
+    *("num_kv_heads", "head_dim", "axis_positions"),
+)
+_LAYERS = ("levels", "whole_layers")
 _COUNTS = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "patch_size", "temporal_patch_size")
 
 
@@ -358,15 +596,23 @@ class TowerConfig:
     Attributes
     ----------
     family : TowerFamily
-    num_layers, hidden_size, num_heads, intermediate_size : int
+    num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size : int
     hidden_act, merger_act : str
         Activations of the MLP and of the merger, as config.json calls them.
     patch_size, temporal_patch_size, merge_size : int
         Sides of a patch in pixels, its frames, and patches of each side that become one row.
+    merger_size : int
+        Numbers inside of the merger, where a linear of it says "inner".
     out_size : int
         Numbers of a row: hidden_size of the model of texts.
+    window_size : int
+        The side of the windows, in pixels, that layers see parts of a picture by; 0: all layers see all of it.
+    whole_layers : tuple of int
+        Layers that see all of it, where there are windows.
     num_positions : int
-        Learned positions: a square number.
+        Learned positions: a square number, or those of both axes.
+    standardized : bool
+        See `TowerSpec`.
     levels : tuple of int
         Layers whose results the first layers of the model of texts take besides.
     norm_eps, merger_eps : float
@@ -377,6 +623,8 @@ class TowerConfig:
         Whether each linear of the merger has a bias.
     image_token_id : int
         The token that stands for a row of an image.
+    two_way : bool
+        The model of texts lets tokens of a picture see all others of it.
     rope_axes : tuple of int
         See `RopeSpec.axes` in the model of texts: its tokens have positions in time, rows and columns.
     """
@@ -385,20 +633,27 @@ class TowerConfig:
     num_layers: int
     hidden_size: int
     num_heads: int
+    num_kv_heads: int
+    head_dim: int
     intermediate_size: int
     hidden_act: str
     merger_act: str
     patch_size: int
     temporal_patch_size: int
     merge_size: int
+    merger_size: int
     out_size: int
+    window_size: int
+    whole_layers: tuple[int, ...]
     num_positions: int
+    standardized: bool
     levels: tuple[int, ...]
     norm_eps: float
     merger_eps: float
     rope_theta: float
     merger_biases: tuple[bool, ...]
     image_token_id: int
+    two_way: bool
     rope_axes: tuple[int, ...]
 
     @classmethod
@@ -411,36 +666,51 @@ class TowerConfig:
             A key is missing, or has a value that no such tower has.
         """
         family = TOWERS.get(values.get("model_type", ""))
-        given, text = values.get("vision_config"), values.get("text_config")
+        given, text = values.get("vision_config"), values.get("text_config", values)  # old files have no part for texts
         if family is None or not isinstance(given, Mapping) or not isinstance(text, Mapping):
             return None
         for key, known in family.fixed_keys.items():
-            if key in values and values[key] not in known:
-                raise ConfigError(f"{key} is {values[key]!r}; computed is {known[0]!r}")
+            found = _value_at(values, key)
+            if found is not None and found not in known:
+                raise ConfigError(f"{key} is {found!r}; computed is {known[0]!r}")
         fields = _read_fields(family, values, given)
-        levels = fields["levels"]
-        if not isinstance(levels, Sequence) or not all(isinstance(level, int) for level in levels):
-            raise ConfigError(f"vision_config: {family.keys['levels']} must be a list of layers; got {levels!r}")
         biases = (bool(values.get(own.bias, False)) if isinstance(own.bias, str) else own.bias for own in family.merger)
-        fields |= {"levels": tuple(levels), "merger_biases": tuple(biases)}
-        made = cls(**fields, family=family, rope_axes=_rope_axes(text))
+        fields["merger_biases"] = tuple(biases)
+        for name in _LAYERS:
+            layers = fields[name]
+            if not isinstance(layers, Sequence) or not all(isinstance(layer, int) for layer in layers):
+                raise ConfigError(f"vision_config: {family.keys[name]} must be a list of layers; got {layers!r}")
+            fields[name] = tuple(layers)
+        two_way = family.two_way
+        if isinstance(two_way, str):
+            two_way = _value_at(values, two_way) == "vision"
+        made = cls(**fields, family=family, two_way=two_way, rope_axes=_rope_axes(text))
         made._check()
         return made
 
     def _check(self) -> None:
-        if sorted({*self.levels}) != [*self.levels] or any(not 0 <= level < self.num_layers for level in self.levels):
+        for name in _LAYERS:
+            layers: tuple[int, ...] = getattr(self, name)
+            if sorted({*layers}) != [*layers] or any(not 0 <= layer < self.num_layers for layer in layers):
+                raise ConfigError(
+                    f"vision_config: {self.family.keys[name]} must be some of {self.num_layers} layers, in their "
+                    f"order; got {list(layers)!r}"
+                )
+        if self.window_size % (self.patch_size * self.merge_size):
             raise ConfigError(
-                f"vision_config: {self.family.keys['levels']} must be some of {self.num_layers} layers, in their "
-                f"order; got {list(self.levels)!r}"
+                f"vision_config: window_size is {self.window_size}, but patches that are merged have "
+                f"{self.patch_size * self.merge_size} x {self.patch_size * self.merge_size} pixels"
             )
-        if self.side**2 != self.num_positions:
+        if self.side**2 != self.num_positions and self.family.positions != "axes":
             raise ConfigError(f"vision_config: {self.num_positions} positions are no square")
         for act in (self.hidden_act, self.merger_act):
             if act not in ACTIVATIONS:
                 raise ConfigError(f"vision_config: the activation {act!r} is not supported")
-        if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads % 4:
+        if self.head_dim % 4 or not self.head_dim:
+            raise ConfigError(f"vision_config: a head has {self.head_dim} numbers, which is no multiple of 4")
+        if self.num_heads % self.num_kv_heads:
             raise ConfigError(
-                f"vision_config: a head has {self.hidden_size} / {self.num_heads} numbers, which is no multiple of 4"
+                f"vision_config: {self.num_heads} heads of queries are no multiple of {self.num_kv_heads} of keys"
             )
 
     @property
@@ -461,8 +731,8 @@ class TowerConfig:
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """The shape of each layer, for those who look for its tensors."""
-        head_dim = self.hidden_size // self.num_heads
-        return [LayerShape(head_dim, self.num_heads, self.intermediate_size, 0) for _ in range(self.num_layers)]
+        shape = LayerShape(self.head_dim, self.num_kv_heads, self.intermediate_size, 0)
+        return [shape] * self.num_layers
 
     def place(self, stored: Collection[str]) -> TowerPlace | None:
         """What the names of its tensors begin with, in files with tensors of these names; None: they lack it."""
@@ -491,24 +761,36 @@ class TowerConfig:
 
     def spec(self, dtype: str, max_patches: int) -> ModelSpec:
         """Write its math for pictures of up to so many patches."""
-        family, head_dim = self.family, self.hidden_size // self.num_heads
-        attention = AttentionSpec(
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_heads,
-            head_dim=head_dim,
-            softmax_scale=head_dim**-0.5,
-            rope=-1 if family.rope == "none" else 0,
-            qkv_bias=family.bias,
-            out_bias=family.bias,
-            two_way=True,
-        )
+        family = self.family
+
+        def attention(layer: int) -> AttentionSpec:
+            return AttentionSpec(
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                softmax_scale=family.softmax_scale or self.head_dim**-0.5,
+                # A window is a sequence of such a layer, which reaches over all of it.
+                sliding_window=0 if layer in self.whole_layers else (self.window_size // self.patch_size) ** 2,
+                rope=-1 if family.rope == "none" else 0,
+                qkv_bias=family.bias,
+                out_bias=family.bias,
+                qk_norm=family.qk_norm,
+                v_norm=family.v_norm,
+                two_way=True,
+            )
+
         mlp = MlpSpec(
             self.intermediate_size,
             bias=family.bias,
             gated=family.gated,
             activation=ACTIVATIONS[self.hidden_act],
         )
-        sizes = {"merged": self.merged_patches * self.hidden_size, "hidden": self.hidden_size, "out": self.out_size}
+        sizes = {
+            "merged": self.merged_patches * self.hidden_size,
+            "hidden": self.hidden_size,
+            "out": self.out_size,
+            "inner": self.merger_size,
+        }
         return ModelSpec(
             dtype=dtype,
             vocab_size=1,
@@ -517,23 +799,35 @@ class TowerConfig:
             max_model_len=max_patches,
             rms_norm_eps=self.norm_eps,
             norm=family.norm,
+            post_norms=family.post_norms,
             lm_head=False,
             tie_word_embeddings=True,
             ropes=self._ropes(),
-            layers=[LayerSpec(attention, mlp) for _ in range(self.num_layers)],
+            layers=[LayerSpec(attention(layer), mlp) for layer in range(self.num_layers)],
             tower=TowerSpec(
                 patch_dim=3 * self.temporal_patch_size * self.patch_size**2,
                 patch_bias=family.patch_bias,
                 patch_norm=family.patch_norm,
+                norm_first=family.norm_first,
                 num_positions=self.num_positions,
+                norm=family.final_norm,
                 merged_patches=self.merged_patches,
                 pooled=family.pooled,
+                standardized=self.standardized,
+                pooled_scale=self.hidden_size**0.5 if family.pooled_by_root else 1,
+                pooled_norm_weight=family.pooled_norm_weight,
                 pooled_norm_offset=family.pooled_norm_offset,
                 merger=[
-                    MergerLinear(sizes[own.size], bias, own.activated)
+                    MergerLinear(
+                        sizes[own.size],
+                        bias,
+                        own.norm_eps,
+                        own.activated,
+                        own.gated,
+                        ACTIVATIONS[self.hidden_act if own.gated else self.merger_act],
+                    )
                     for own, bias in zip(family.merger, self.merger_biases, strict=True)
                 ],
-                activation=ACTIVATIONS[self.merger_act],
                 eps=self.merger_eps,
                 levels=list(self.levels),
             ),
@@ -543,15 +837,43 @@ class TowerConfig:
         """Turn half of the frequencies by the row of a patch, and half by its column."""
         if self.family.rope == "none":
             return []
-        count = self.hidden_size // self.num_heads // 4  # frequencies of an axis
-        if self.family.rope == "halves":
+        count = self.head_dim // 4  # frequencies of an axis
+        axes = [0] * count + [1] * count
+        if self.family.rope in ("halves", "quarters"):
             exponents = np.arange(0, 2 * count, 2, dtype=np.float32) / np.float32(2 * count)
             exponents = np.concatenate([exponents, exponents])
         else:
             all_of_them = np.arange(0, 4 * count, 2, dtype=np.float32) / np.float32(4 * count)
             exponents = np.concatenate([all_of_them[0::2], all_of_them[1::2]])
         inv_freq = (1 / np.float32(self.rope_theta) ** exponents).astype(np.float32)
-        return [RopeSpec(inv_freq.tolist(), axes=[0] * count + [1] * count)]
+        return [RopeSpec(inv_freq.tolist(), axes=axes[::-1] if self.family.rope == "quarters" else axes)]
+
+    @property
+    def head_order(self) -> npt.NDArray[np.int64] | None:
+        """Which element of a head of q or k in the files each of the engine's is; None: they are the same.
+
+        The engine turns an element of the first half of a head with that of the second half.
+        """
+        if self.family.rope != "quarters":
+            return None
+        return np.arange(self.head_dim).reshape(2, 2, -1).swapaxes(0, 1).reshape(-1)
+
+    def windows_of(self, grid: tuple[int, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The rows of a picture in the order of the windows that they lie in, and how many each window has.
+
+        Windows have the same size but at the right and lower edges. Without windows all of the picture is one.
+        """
+        rows, columns = grid[0] // self.merge_size, grid[1] // self.merge_size
+        side = self.window_size // (self.patch_size * self.merge_size) or max(rows, columns)
+        row, column = np.divmod(np.arange(rows * columns), columns)
+        window = row // side * -(-columns // side) + column // side
+        return np.argsort(window, kind="stable"), np.bincount(window)
+
+    def most_windows(self, num_patches: int) -> int:
+        """How many windows pictures of up to so many patches have, at most."""
+        num_rows = num_patches // self.merged_patches
+        side = self.window_size // (self.patch_size * self.merge_size)
+        return max(-(-rows // side) * -(-(num_rows // rows) // side) for rows in range(1, num_rows + 1)) if side else 1
 
     def positions_of(
         self, places: npt.NDArray[np.int32], grid: tuple[int, int]
@@ -562,12 +884,21 @@ class TowerConfig:
         """
         if self.family.positions == "none":
             return None
-        if self.family.positions == "stretched":
-            return _stretched(places, grid, self.side)
+        if self.family.positions in ("stretched", "cubic"):
+            return _stretched(places, grid, self.side, is_cubic=self.family.positions == "cubic")
+        if self.family.positions == "axes":
+            rows = np.stack([places[1], self.num_positions // 2 + places[0]], axis=1).astype(np.int32)
+            return rows, np.ones(rows.shape, np.float32)
         if self.family.positions == "bucketed":
             places = np.stack([_buckets(count, self.side)[at] for at, count in zip(places, grid, strict=True)])
         rows = (places[0] * self.side + places[1])[:, None].astype(np.int32)
         return rows, np.ones(rows.shape, np.float32)
+
+
+def _value_at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a key of config.json, or of its part before a dot; None: it is not there."""
+    outer, _, inner = key.rpartition(".")
+    return (values.get(outer) or {} if outer else values).get(inner)
 
 
 def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -576,13 +907,12 @@ def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[
     where = {name: f"vision_config: {key}" for name, key in family.keys.items()}
     for name, keys in family.outer_keys.items():
         for key in (keys,) if isinstance(keys, str) else keys:
-            outer, _, inner = key.rpartition(".")
-            found = (values.get(outer) or {} if outer else values).get(inner)
+            found = _value_at(values, key)
             where.setdefault(name, key)
             said[name] = found if said.get(name) is None else said[name]
     fields = dict(family.defaults)
     fields |= {name: value for name, value in said.items() if value is not None}
-    for name in (*_COUNTS, "image_size", "num_image_tokens", "merge_size", "out_size"):
+    for name in (*_COUNTS, *_OTHER_COUNTS):
         if name in fields:
             as_integer(where.get(name, name), fields[name], least=1)
     fields["image_token_id"] = as_integer("image_token_id", fields.get("image_token_id"), least=0)
@@ -598,8 +928,25 @@ def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[
                     f"{where['num_image_tokens']}: {num_image_tokens} tokens are no equal squares of {side} x {side} "
                     "patches"
                 )
-    as_integer(where.get("num_positions", "num_positions"), fields["num_positions"], least=0)
-    fields["rope_theta"] = float((given.get("rope_parameters") or given).get("rope_theta", _ROPE_THETA))
+    if (mlp_ratio := fields.pop("mlp_ratio", None)) is not None:
+        fields["intermediate_size"] = fields["hidden_size"] * mlp_ratio
+    if (axis_positions := fields.pop("axis_positions", None)) is not None:
+        fields["num_positions"] = 2 * axis_positions
+    if fields["hidden_size"] % fields["num_heads"] and "head_dim" not in fields:
+        raise ConfigError(f"vision_config: {fields['hidden_size']} numbers are no equal {fields['num_heads']} heads")
+    for name, value in (
+        ("num_kv_heads", fields["num_heads"]),
+        ("head_dim", fields["hidden_size"] // fields["num_heads"]),
+        ("standardized", False),
+        ("merger_size", 0),
+        ("window_size", 0),
+        ("whole_layers", range(fields["num_layers"])),
+    ):
+        fields.setdefault(name, value)
+    for name in ("num_positions", "window_size"):
+        as_integer(where.get(name, name), fields[name], least=0)
+    theta = fields.get("rope_theta", _ROPE_THETA)
+    fields["rope_theta"] = float((given.get("rope_parameters") or given).get("rope_theta", theta))
     for name in ("norm_eps", "merger_eps"):
         fields[name] = float(fields.get(name, fields["norm_eps"]))
     fields.setdefault("merger_act", family.merger_activation)
@@ -607,19 +954,33 @@ def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[
 
 
 def _stretched(
-    places: npt.NDArray[np.int32], grid: tuple[int, int], side: int
+    places: npt.NDArray[np.int32], grid: tuple[int, int], side: int, *, is_cubic: bool
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Stretch a table bilinearly to a grid, so that its corners come to lie on those of the picture."""
+    """Stretch a table to a grid: bilinearly, so that corners lie on corners; or bicubically, so that edges do."""
     taps, weights = [], []
     for axis, count in enumerate(grid):
-        at = places[axis].astype(np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
-        low = np.floor(at).astype(np.int32)
-        high = np.minimum(low + 1, side - 1)
-        part = at - low.astype(np.float32)
-        taps.append(np.stack([low, high], axis=1))
-        weights.append(np.stack([1 - part, part], axis=1))
-    rows = (taps[0][:, :, None] * side + taps[1][:, None]).reshape(-1, 4).astype(np.int32)
-    return rows, (weights[0][:, :, None] * weights[1][:, None]).reshape(-1, 4).astype(np.float32)
+        place = places[axis].astype(np.float32)
+        if is_cubic:
+            at = (place + np.float32(0.5)) * np.float32(side) / np.float32(count) - np.float32(0.5)
+        else:
+            at = place * np.float32(side - 1) / np.float32(max(count - 1, 1))
+        low = np.floor(at)
+        part = at - low
+        steps = np.arange(-1, 3) if is_cubic else np.arange(2)
+        taps.append(np.clip(low[:, None].astype(np.int32) + steps, 0, side - 1))
+        weights.append(_cubic_weights(part) if is_cubic else np.stack([1 - part, part], axis=1))
+    rows = (taps[0][:, :, None] * side + taps[1][:, None]).reshape(places.shape[1], -1).astype(np.int32)
+    return rows, (weights[0][:, :, None] * weights[1][:, None]).reshape(rows.shape).astype(np.float32)
+
+
+def _cubic_weights(part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The weights of four neighbours, [count, 4], of which the place is so far behind the second: Keys' kernel."""
+    distance = np.abs(part[:, None] - np.arange(-1, 3, dtype=np.float32))
+    a = np.float32(-0.75)  # as torch has it
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    weights: npt.NDArray[np.float32] = np.where(distance <= 1, near, far)
+    return weights
 
 
 def _buckets(count: int, side: int) -> npt.NDArray[np.int64]:

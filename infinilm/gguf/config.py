@@ -26,8 +26,8 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16"}  # others, which quantised weig
 # By general.type, or by general.architecture.
 _NO_MODELS = {
     "adapter": "a LoRA adapter, not a model: pass its base model, and the folder of PEFT as lora={'name': folder}",
-    "mmproj": "the part of a model that sees or hears: pass the GGUF file of its language model",
-    "clip": "the part of a model that sees or hears: pass the GGUF file of its language model",
+    "mmproj": "the part of a model that sees or hears: pass the GGUF file of its language model, and this as mmproj",
+    "clip": "the part of a model that sees or hears: pass the GGUF file of its language model, and this as mmproj",
     "imatrix": "an importance matrix, which a model was quantised by: pass the GGUF file of the model",
     "controlvector": "a control vector, not a model: pass the GGUF file of its model, and this one as --control-vector",
 }

@@ -29,7 +29,7 @@ from infinilm.files import read_bytes
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ImageArray", "MediaRules", "open_image"]
+__all__ = ["ImageArray", "MediaRules", "open_image", "shrink"]
 
 ImageArray = npt.NDArray[np.uint8]  # [height, width, 3]
 
@@ -109,6 +109,17 @@ def open_image(source: Any, name: str, rules: MediaRules, *, may_be_path: bool =
         if array.ndim == 3 and array.shape[2] == 3:
             return np.ascontiguousarray(array)
         return _as_rgb(pil, pil.fromarray(array), name)
+
+
+def shrink(image: ImageArray, longest: int) -> ImageArray:
+    """A picture [height, width, 3] whose longer side has so many pixels at most, in the same ratio."""
+    height, width = image.shape[:2]
+    factor = longest / max(height, width)
+    if factor >= 1:
+        return image
+    with _pillow() as pil:
+        size = (max(1, round(width * factor)), max(1, round(height * factor)))
+        return np.asarray(pil.fromarray(image).resize(size, resample=pil.Resampling.BICUBIC))
 
 
 def _is_picture(shape: tuple[int, ...]) -> bool:

@@ -17,18 +17,20 @@ import numpy.typing as npt
 
 from infinilm.errors import ConfigError
 from infinilm.images.opening import ImageArray
-from infinilm.images.sizes import AreaRule, EdgeRule, Resized, Size, SizeRule, SquareRule, TileRule
+from infinilm.images.sizes import AreaRule, BudgetRule, EdgeRule, Resized, Size, SizeRule, SquareRule, TileRule
 
 __all__ = ["ImageProcessor", "Patches", "ResizeRule", "merge_order"]
 
 Float32Array = npt.NDArray[np.float32]
-ResizeRule = Literal["area", "square", "edge", "tiles"]
+ResizeRule = Literal["area", "frames", "budget", "square", "edge", "tiles"]
 
 _HALVES = (0.5, 0.5, 0.5)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # The filter, mean and std of processors by their rules, where a file says none.
 _DEFAULTS: Mapping[ResizeRule, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
-    "area": (3, _HALVES, _HALVES),
+    "area": (3, _CLIP_MEAN, _CLIP_STD),
+    "frames": (3, _CLIP_MEAN, _CLIP_STD),
+    "budget": (3, _HALVES, _HALVES),
     "square": (2, _HALVES, _HALVES),
     "edge": (3, _CLIP_MEAN, _CLIP_STD),
     "tiles": (1, _HALVES, _HALVES),
@@ -117,15 +119,24 @@ class ImageProcessor:
             ("patch_size", patch_size),
             ("temporal_patch_size", temporal_patch_size),
             ("merge_size", merge_size),
+            ("pooling_kernel_size", merge_size),
         ):
             if values.get(key, own) not in (own, {"height": own, "width": own}):
                 raise ConfigError(f"{key} is {values[key]!r}, but the tower's is {own}")
+        if rule == "budget":  # the tower itself takes values from -1 to 1, and its processor gives them from 0 to 1
+            if values.get("do_normalize"):
+                raise ConfigError("do_normalize is true, but the tower itself scales pictures")
+            values = {**values, "do_normalize": True, "image_mean": _HALVES, "image_std": _HALVES}
         for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
             if values.get(key) is False:
                 raise ConfigError(f"{key} is false, but pictures are always resized, scaled and converted to RGB")
         made: SizeRule
         if rule == "area":
             made = AreaRule.from_settings(values, patch_size * merge_size, max_pixels)
+        elif rule == "frames":
+            made = AreaRule.from_settings(values, patch_size * merge_size, max_pixels, temporal_patch_size)
+        elif rule == "budget":
+            made = BudgetRule.from_settings(values, patch_size * merge_size, max_pixels)
         elif rule == "square":
             made = SquareRule.from_settings(values, side * patch_size)
         elif rule == "edge":

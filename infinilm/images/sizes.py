@@ -1,7 +1,7 @@
 """Which size a picture is resized to, and whether it is cut into tiles: a rule for each kind of processor.
 
-Sources: the image processors of Qwen2-VL, Gemma 3, Pixtral and Idefics3 in transformers 5.24, by which models were
-trained.
+Sources: the image processors of Qwen2-VL, GLM-4.1V, Gemma 3, Gemma 4, Pixtral and Idefics3 in transformers 5.24, by
+which models were trained.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from infinilm.errors import ConfigError, RequestError
 
-__all__ = ["AreaRule", "EdgeRule", "Resized", "Size", "SizeRule", "SquareRule", "TileRule", "smart_size"]
+__all__ = ["AreaRule", "BudgetRule", "EdgeRule", "Resized", "Size", "SizeRule", "SquareRule", "TileRule", "smart_size"]
 
 Size = tuple[int, int]  # height and width
 
@@ -63,15 +63,22 @@ def _positive(size: Any, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AreaRule:
-    """Sides are multiples of `factor`, and pixels are within bounds, as in Qwen2-VL and its relatives."""
+    """Sides are multiples of `factor`, and pixels are within bounds, as in Qwen2-VL and its relatives.
+
+    `enlarges`: a picture with a side shorter than `factor` is first enlarged, as in GLM-4.1V.
+    """
 
     factor: int
-    least: int
-    most: int
+    least: float
+    most: float
+    enlarges: bool = False
 
     @classmethod
-    def from_settings(cls, values: Mapping[str, Any], factor: int, max_pixels: int) -> AreaRule:
-        """Read preprocessor_config.json. ConfigError: it has no bounds."""
+    def from_settings(cls, values: Mapping[str, Any], factor: int, max_pixels: int, frames: int = 0) -> AreaRule:
+        """Read preprocessor_config.json. `frames`: bounds count so many, as in GLM-4.1V; 0: they count pixels.
+
+        ConfigError: it has no bounds.
+        """
         size = values.get("size") or {}
         least: Any = values.get("min_pixels") or size.get("shortest_edge")
         most: Any = values.get("max_pixels") or size.get("longest_edge")
@@ -80,16 +87,53 @@ class AreaRule:
                 "size must have shortest_edge and longest_edge, the least and the most pixels of a picture; got "
                 f"{size!r}"
             )
-        return cls(factor, min(least, max_pixels), min(most, max_pixels))
+        least, most = (min(limit / max(frames, 1), max_pixels) for limit in (least, most))
+        return cls(factor, least, most, enlarges=frames > 0)
 
     @property
     def most_pixels(self) -> int:
         """See `SizeRule`."""
-        return max(self.most, 4 * self.factor**2)
+        return max(int(self.most), 4 * self.factor**2)
 
     def resized(self, height: int, width: int, name: str) -> Resized:
         """See `SizeRule`."""
+        if self.enlarges and min(height, width) < self.factor:
+            scale = max(self.factor / height, self.factor / width)
+            height, width = int(height * scale), int(width * scale)
         return Resized((smart_size(height, width, self.factor, self.least, self.most, name),))
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRule:
+    """The largest sides of nearly the same ratio that are multiples of `factor`, as in Gemma 4."""
+
+    factor: int
+    most_rows: int  # that `factor` x `factor` pixels become one of
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], factor: int, max_pixels: int) -> BudgetRule:
+        """Read preprocessor_config.json. ConfigError: it has no budget of tokens."""
+        most = values.get("max_soft_tokens", 280)
+        if not isinstance(most, int) or most <= 0:
+            raise ConfigError(f"max_soft_tokens must be a positive number of tokens of a picture; got {most!r}")
+        return cls(factor, max(1, min(most, max_pixels // factor**2)))
+
+    @property
+    def most_pixels(self) -> int:
+        """See `SizeRule`."""
+        return self.most_rows * self.factor**2
+
+    def resized(self, height: int, width: int, name: str) -> Resized:
+        """See `SizeRule`."""
+        enlarged = math.sqrt(self.most_pixels / (height * width))
+        rows, columns = (math.floor(enlarged * side / self.factor) for side in (height, width))
+        if rows == columns == 0:
+            rows = columns = 1
+        elif rows == 0:
+            rows, columns = 1, min(width // height, self.most_rows)
+        elif columns == 0:
+            rows, columns = min(height // width, self.most_rows), 1
+        return Resized(((rows * self.factor, columns * self.factor),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +255,7 @@ def _of_longest(height: int, width: int, longest: int) -> Size:
     return height, width
 
 
-def smart_size(height: int, width: int, factor: int, least: int, most: int, name: str) -> Size:
+def smart_size(height: int, width: int, factor: int, least: float, most: float, name: str) -> Size:
     """Sides that are multiples of `factor`, near those of the picture, of `least` to `most` pixels.
 
     The rule is that of Qwen2-VL and its relatives (`smart_resize` in transformers). RequestError: one side is more than

@@ -143,12 +143,18 @@ class StagedEngine:
         return getattr(self._core, name)
 
     def reset_cache(
-        self, num_blocks: int, block_size: int, dtype: str, num_states: int = 0, num_window_blocks: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        dtype: str,
+        num_states: int = 0,
+        num_window_blocks: int = 0,
+        num_log_rows: int = 0,
     ) -> None:
         """The cache of all stages, once. ConfigError: there is one."""
         if self._monitors:
             raise ConfigError("the cache of stages in several processes keeps its size")
-        self._core.reset_cache(num_blocks, block_size, dtype, num_states, num_window_blocks)
+        self._core.reset_cache(num_blocks, block_size, dtype, num_states, num_window_blocks, num_log_rows)
         self._tell_all(
             "cache",
             num_blocks=num_blocks,

@@ -84,6 +84,8 @@ class MemoryPlan:
     state_bytes, num_states : int
         For models with layers that keep a state of each sequence: bytes of one state in all these layers, and how many
         states there are, of running sequences and of prefixes. 0 for other models.
+    num_log_rows, log_bytes : int
+        Rows of the log of a state, which are the drafted tokens that its sequence may have in a step; their bytes.
     snapshot_interval : int
         Tokens between two states that are kept of a prefix, without which it is computed again; 0: none are kept.
     stages : tuple of StageMemory
@@ -105,6 +107,8 @@ class MemoryPlan:
     state_bytes: int = 0
     num_states: int = 0
     snapshot_interval: int = 0
+    num_log_rows: int = 0
+    log_bytes: int = 0
     stages: tuple[StageMemory, ...] = ()
 
     @property
@@ -117,7 +121,7 @@ class MemoryPlan:
         """Bytes of the whole cache; on a CPU its pages are taken from the system as blocks are first used."""
         of_all = self.num_blocks * (self.kv_bytes_per_token - self.window_bytes_per_token)
         of_windows = (self.num_window_blocks or self.num_blocks) * self.window_bytes_per_token
-        return self.block_size * (of_all + of_windows) + self.num_states * self.state_bytes
+        return self.block_size * (of_all + of_windows) + self.num_states * (self.state_bytes + self.log_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -142,7 +146,7 @@ class MemoryPlan:
         windows, states = self.num_window_blocks, self.num_states
         per_token = format_bytes(self.window_bytes_per_token)
         return (f" and {windows} of layers that keep a window, {per_token} per token" if windows else "") + (
-            f" and {states} states of {format_bytes(self.state_bytes)}" if states else ""
+            f" and {states} states of {format_bytes(self.state_bytes + self.log_bytes)}" if states else ""
         )
 
     def __repr__(self) -> str:
@@ -204,6 +208,7 @@ def divide_memory(
     """
     dtype = cache.dtype(kv_cache_dtype, kv_cache)
     kv_bytes_per_token, state_bytes = cache.bytes_per_token(dtype), cache.state_bytes
+    bytes_of_each = state_bytes + cache.log_bytes
     num_states = interval = 0
     longest = max_model_len or max_position_embeddings
     if isinstance(kv_cache, CacheConfig):
@@ -218,7 +223,7 @@ def divide_memory(
             has_blocks = layout.kind == "paged"
             num_states = plan_states(max_num_seqs, with_snapshots=has_blocks)
             interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size, longest) if has_blocks else 0
-        budget += num_states * state_bytes
+        budget += num_states * bytes_of_each
         given = f"{most_blocks} blocks of {block_size}"
     else:
         budget, block_size = parse_cache_budget(kv_cache, max(free_bytes, 0), cache.device), DEFAULT_BLOCK_SIZE
@@ -231,16 +236,16 @@ def divide_memory(
             # Snapshots are worth it where most of the budget is left for what they save.
             num_states = plan_states(max_num_seqs, with_snapshots=True)
             interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size, longest)
-            if 2 * num_states * state_bytes > budget:
+            if 2 * num_states * bytes_of_each > budget:
                 num_states, interval = plan_states(max_num_seqs, with_snapshots=False), 0
-            if num_states * state_bytes >= budget:
+            if num_states * bytes_of_each >= budget:
                 raise CacheFullError(
                     f"the cache has {format_bytes(budget)}, but the states of {max_num_seqs} sequences take "
-                    f"{format_bytes(num_states * state_bytes)} of it: lower max_num_seqs, or raise kv_cache (now "
+                    f"{format_bytes(num_states * bytes_of_each)} of it: lower max_num_seqs, or raise kv_cache (now "
                     f"{kv_cache!r}; {format_bytes(free_bytes)} are free beside {format_bytes(weight_bytes)} of "
                     f"weights and {format_bytes(workspace_bytes)} of workspace)"
                 )
-        for_blocks = budget - num_states * state_bytes
+        for_blocks = budget - num_states * bytes_of_each
         # In a stage whose layers all have states, blocks take no memory.
         most_blocks, given = for_blocks // max(kv_bytes_per_token * block_size, 1), repr(kv_cache)
         if cache.is_encoder:
@@ -291,6 +296,8 @@ def divide_memory(
         state_bytes=state_bytes,
         num_states=num_states,
         snapshot_interval=interval,
+        num_log_rows=cache.num_log_rows if state_bytes else 0,
+        log_bytes=cache.log_bytes,
         stages=cache.stages(dtype),
     )
 
@@ -307,6 +314,7 @@ class CacheSizing:
     num_step_tokens: int  # that a step computes at most
     parts: Sequence[StagePart] = ()  # with a pipeline
     draft_bytes_per_token: int = 0  # of the cache of a draft model, which has as many tokens
+    num_log_rows: int = 0  # of a state
 
     def dtype(self, requested: str | None, kv_cache: object = None) -> str:
         """What keys and values are kept in: `requested`, or the dtype of a `CacheConfig`, which must agree.
@@ -333,6 +341,11 @@ class CacheSizing:
     def state_bytes(self) -> int:
         """Bytes of the state of a sequence, all layers, of the ranks that share a memory; 0: there is none."""
         return self.num_sharing * self.spec.state_bytes()
+
+    @property
+    def log_bytes(self) -> int:
+        """The same of the log of a state."""
+        return self.num_sharing * self.spec.state_bytes(self.device, self.num_log_rows) - self.state_bytes
 
     @property
     def sliding_windows(self) -> list[int]:

@@ -22,7 +22,7 @@ from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError, DeviceError
-from infinilm.gguf.file import is_gguf
+from infinilm.gguf.file import PLAIN_TYPES, is_gguf
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import Merge, PeftAdapter, read_adapter
@@ -32,6 +32,7 @@ from infinilm.planning.sizes import parse_size
 from infinilm.planning.stages import StagePart, stage_specs, threads_per_stage
 from infinilm.planning.tower import TowerPlan, plan_tower
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
+from infinilm.scheduling.states import NUM_LOG_ROWS
 from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
 from infinilm.speculation.settings import (
@@ -85,7 +86,7 @@ class ModelPlan:
             "native_on": self.device.partition(":")[0] if self.native_types else "",
             "quantised_dtype": self.quantised_dtype,
             "change": self.merge,
-            "is_whole": not isinstance(self.tower, TowerPlan),
+            "is_whole": not isinstance(self.tower, TowerPlan) or self.tower.projector is not None,
             "is_wanted": (lambda name: not name.startswith(of_head)) if self.eagle3 else None,
         }
 
@@ -118,15 +119,16 @@ def plan_model(
     speculation: SpeculationSetting = "auto",
     stage: int | None = None,
     max_image_pixels: int | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
     use_tqdm: bool = True,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
     `memory`: what is free of each device, which need not be here; see `plan_memory`. `speculation`: a draft model takes
-    memory, too. `stage`: this one alone. `max_image_pixels`: see `plan_tower`. `use_tqdm`: show a bar while a model of
-    the hub is fetched.
+    memory, too. `stage`: this one alone. `max_image_pixels`, `mmproj`: see `plan_tower`. `use_tqdm`: show a bar while
+    a model of the hub is fetched.
     """
-    from infinilm.checkpoint.folder import Checkpoint, resolve_model
+    from infinilm.checkpoint.folder import FLOATS, Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import drop_absent_head, open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
@@ -193,6 +195,7 @@ def plan_model(
         path,
         checkpoint,
         max_image_pixels=max_image_pixels,
+        mmproj=None if mmproj is None else Path(mmproj).expanduser(),
         dtype=computed,
         stored=stored,
         device=devices[0],
@@ -278,7 +281,8 @@ def plan_model(
     auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
     draft_bytes = 0 if draft is None else draft.memory.kv_bytes_per_token
     num_sharing = num_ranks if on_cpu else 1
-    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_sharing, num_tokens, stages, draft_bytes)
+    log_rows = NUM_LOG_ROWS if spec.lm_head and len(parts) == 1 and stage is None else 0
+    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_sharing, num_tokens, stages, draft_bytes, log_rows)
     num_bytes = sum(weight_bytes) + sum(adapter.packed_bytes(num_sharing) for adapter in adapters.values())
     if isinstance(tower, TowerPlan):
         num_bytes += tower.weight_bytes
@@ -286,17 +290,30 @@ def plan_model(
     if draft is not None:
         num_bytes += draft.memory.weight_bytes
         workspace.append(draft.memory.workspace_bytes)
-    plan = divide_memory(
-        weight_bytes=num_bytes,
-        workspace_bytes=sum(workspace),
-        cache=cache,
-        max_position_embeddings=longest,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        kv_cache=kv_cache,
-        kv_cache_dtype=kv_cache_dtype,
-        free_bytes=(min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace),
-    )
+    try:
+        plan = divide_memory(
+            weight_bytes=num_bytes,
+            workspace_bytes=sum(workspace),
+            cache=cache,
+            max_position_embeddings=longest,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_cache=kv_cache,
+            kv_cache_dtype=kv_cache_dtype,
+            free_bytes=(min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace),
+        )
+    except CacheFullError as error:
+        if quantization is not None or packed or (computed == "float32" and not on_cpu):
+            raise
+        widened: list[str] = []
+        if isinstance(checkpoint, (GgufCheckpoint, QuantisedCheckpoint)):
+            widened = [name for name in checkpoint.types() if name not in (*FLOATS, *PLAIN_TYPES, *native_types)]
+        if not widened and (native_types or len(parts) > 1 or sum(workspace) > num_bytes):
+            raise
+        why = f"{' and '.join(widened)} weights become {quantised_dtype or computed} here: " if widened else ""
+        raise CacheFullError(
+            f"{error}; {why}pass quantization='int4', which rounds the model's weights to 4.5 bits"
+        ) from None
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)
     return ModelPlan(
@@ -555,7 +572,12 @@ def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
     """Give an engine its KV cache. CacheFullError: there is no room for it."""
     try:
         engine.reset_cache(
-            memory.num_blocks, memory.block_size, memory.kv_cache_dtype, memory.num_states, memory.num_window_blocks
+            memory.num_blocks,
+            memory.block_size,
+            memory.kv_cache_dtype,
+            memory.num_states,
+            memory.num_window_blocks,
+            memory.num_log_rows,
         )
     except DeviceError as error:
         raise CacheFullError(f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache") from error

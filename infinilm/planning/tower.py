@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from infinilm import _core
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checks import DTYPES
 from infinilm.config.towers import KEPT_ROWS_BYTES, TowerConfig, TowerPlace
-from infinilm.errors import ConfigError
+from infinilm.errors import ConfigError, WeightError
+from infinilm.gguf.config import stored_dtype
+from infinilm.gguf.file import open_gguf
+from infinilm.gguf.projectors import ProjectorFile, find_projector, image_token_id, rope_values
 from infinilm.images.processor import ImageProcessor
 from infinilm.logs import logger
 from infinilm.model_files import read_optional_model_json
@@ -37,6 +41,8 @@ class TowerPlan:
         Patches of a picture, or of a tile of one, at most, and of a step.
     num_blocks : int
         Blocks of the cache that keys and values of a step pass through.
+    projector : ProjectorFile or None
+        The mmproj file that it is in; None: it is in the checkpoint of the model.
     weight_bytes, workspace_bytes : int
         The workspace has the cache in it, and on a CPU the rows of pictures that were seen.
     """
@@ -47,6 +53,7 @@ class TowerPlan:
     place: TowerPlace
     max_patches: int
     num_blocks: int
+    projector: ProjectorFile | None
     weight_bytes: int
     workspace_bytes: int
 
@@ -56,6 +63,7 @@ def plan_tower(
     checkpoint: MappedTensors | None,
     *,
     max_image_pixels: int | None,
+    mmproj: Path | None = None,
     dtype: str,
     stored: str,
     device: str,
@@ -66,12 +74,14 @@ def plan_tower(
     Parameters
     ----------
     path : Path
-        A folder; a GGUF file has no tower.
+        A folder, or a GGUF file, whose tower is in an mmproj file.
     checkpoint : MappedTensors, optional
         None: weights are random.
     max_image_pixels : int, optional
         An upper limit of pixels behind that of the model's files; 0: no pictures are read. None: on a CPU what one can
         compute in seconds, 1,048,576.
+    mmproj : Path, optional
+        The file with the tower of a GGUF file. None: that beside it, if there is one.
     dtype, stored : str
         What it computes in, and what its weights are stored in.
     device, num_threads
@@ -81,21 +91,38 @@ def plan_tower(
     -------
     TowerPlan or str
         A str says why the model reads no pictures.
+
+    Raises
+    ------
+    FileNotFoundError, WeightError, ConfigError
+        The file that `mmproj` names is absent, damaged, or of another model.
     """
     if max_image_pixels == 0:
         return "it was loaded without its tower, by max_image_pixels=0"
-    if path.is_file():
-        return "GGUF files have no tower that is read"
+    if mmproj is not None and not path.is_file():
+        raise ConfigError(f"mmproj: {path} is a folder, which has its own tower; such files go with a GGUF file")
+    beside = mmproj or (find_projector(path) if path.is_file() else None)
+    if path.is_file() and beside is None:
+        return "there is no mmproj file, which would have its tower, beside the GGUF file; mmproj= names one elsewhere"
+    projector = None
     try:
-        config = TowerConfig.from_config(read_optional_model_json(path, "config.json"))
+        values = read_optional_model_json(path, "config.json")
+        if beside is not None:
+            projector = ProjectorFile.open(beside)
+            values = _with_tower(projector, path, values)
+            stored = stored_dtype(projector.gguf)
+        config = TowerConfig.from_config(values)
         if config is None:
             return "it has no tower that is computed here (docs/images.md lists those that are)"
-        if config.family.two_way and device != "cpu":
+        if config.two_way and device != "cpu":
             return "tokens of its pictures see each other both ways, which is computed on CPUs alone: device='cpu'"
-        place = config.family.places[0] if checkpoint is None else config.place(checkpoint.tensors)
+        names: Collection[str] | None = None if checkpoint is None else checkpoint.tensors.keys()
+        if projector is not None:
+            names = projector.names().values()
+        place = config.family.places[0] if names is None else config.place(names)
         if place is None:
             return "its files have no tensors of a tower"
-        settings = _processor_settings(path)
+        settings = _processor_settings(path) if projector is None else projector.settings
         if settings is None:
             return f"its folder has no {_SETTINGS[0]}, which says what becomes of a picture"
         limit = max_image_pixels or (_PIXELS_ON_CPU if device == "cpu" else 1 << 30)
@@ -108,12 +135,15 @@ def plan_tower(
             merge_size=config.merge_size,
             max_pixels=limit,
         )
-    except ConfigError as error:
+    except (ConfigError, WeightError) as error:
+        if mmproj is not None:
+            raise
         logger.warning("%s: pictures are not read: %s", path, error)
         return str(error)
     most_rows = -(-processor.rule.most_pixels // config.patch_size**2 // config.merged_patches)
     max_patches = most_rows * config.merged_patches
-    num_blocks = -(-max_patches // BLOCK_SIZE) + 1
+    # Each window begins with a block of its own.
+    num_blocks = -(-max_patches // BLOCK_SIZE) + config.most_windows(max_patches)
     spec = config.spec(dtype, num_blocks * BLOCK_SIZE)
     steps: dict[str, Any] = {"num_tokens": max_patches, "num_rows": 1, "num_returned_rows": 1}
     workspace = _core.workspace_bytes(spec, device=device, num_ranks=1, num_threads=num_threads, **steps)
@@ -121,7 +151,21 @@ def plan_tower(
     workspace += KEPT_ROWS_BYTES if device == "cpu" else 0
     kept = stored if device == "cpu" and dtype == "float32" else dtype
     weights = _core.weight_bytes(spec, kept if kept in DTYPES else "float32")
-    return TowerPlan(config, processor, spec, place, max_patches, num_blocks, weights, workspace)
+    return TowerPlan(config, processor, spec, place, max_patches, num_blocks, projector, weights, workspace)
+
+
+def _with_tower(projector: ProjectorFile, path: Path, text: dict[str, Any]) -> dict[str, Any]:
+    """The content of config.json of a model in two GGUF files; `text`: of the first. ConfigError: they do not fit."""
+    gguf = open_gguf(path)
+    size, out_size = text["hidden_size"], projector.gguf.metadata.get("clip.vision.projection_dim")
+    if out_size != size:
+        raise ConfigError(
+            f"{projector.path}: clip.vision.projection_dim is {out_size}, but hidden_size of the model of texts, "
+            f"{path}, is {size}: they are of two models"
+        )
+    rope = rope_values(gguf, projector.row)
+    own = {"hidden_size": size, "rms_norm_eps": text.get("rms_norm_eps"), "rope_parameters": rope}
+    return {**projector.config, "text_config": own, "image_token_id": image_token_id(gguf, projector.row)}
 
 
 def _processor_settings(path: Path) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ __all__ = [
     "SIMILARITIES",
     "Dense",
     "Module",
+    "Norm",
     "TextRules",
     "VectorRecipe",
     "num_pooled",
@@ -105,6 +106,14 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class Norm:
+    """A LayerNorm of a pooled vector, of a module's folder."""
+
+    place: Path
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
 class VectorRecipe:
     """How a checkpoint makes vectors.
 
@@ -112,7 +121,7 @@ class VectorRecipe:
     ----------
     pooling : str
         One of `POOLINGS`, or several joined by "+": see `infinilm.requests.reducers.HiddenPool`.
-    dense : tuple of Dense
+    steps : tuple of Dense and Norm
         What the pooled vector goes through, in order.
     normalize : bool
         It is scaled to length 1 at the end.
@@ -137,7 +146,7 @@ class VectorRecipe:
     """
 
     pooling: str = "mean"
-    dense: tuple[Dense, ...] = ()
+    steps: tuple[Dense | Norm, ...] = ()
     normalize: bool = True
     prompts: Mapping[str, str] = field(default_factory=lambda: _NO_NAMES)
     default_prompt_name: str | None = None
@@ -172,7 +181,7 @@ class VectorRecipe:
 
     def size(self, hidden_size: int, pooling: str | None = None) -> int:
         """Elements of a vector that is not cut, of this pooling or of the checkpoint's own."""
-        return self.dense[-1].out_features if self.dense else hidden_size * num_pooled(pooling or self.pooling)
+        return self.steps[-1].out_features if self.steps else hidden_size * num_pooled(pooling or self.pooling)
 
     def prompt(self, name: str | None) -> str:
         """The text that stands before a text; None: the default. RequestError: there is none of that name."""
@@ -283,7 +292,7 @@ def _of_gguf(model: Path, hidden_size: int) -> VectorRecipe:
         raise ConfigError(f"{model}: {key} is {told}; supported are 1 (mean), 2 (cls) and 3 (last)")
     pooling = _GGUF_POOLINGS[kind]
     if pooling is None:
-        return VectorRecipe(dense=tuple(dense))
+        return VectorRecipe(steps=tuple(dense))
     return VectorRecipe(pooling, tuple(dense), source=f"{key} of {model.name}")
 
 
@@ -298,17 +307,17 @@ def _of_folder(model: Path, modules: tuple[Module, ...], hidden_size: int) -> Ve
         raise ConfigError(f"{path}: expected a Transformer first and no other one, got {_kinds(modules)}")
     if len(modules) == 1 and _gives_scores(modules[0]):
         return VectorRecipe(**_transformer_of(modules[0], _SCORE_TASKS) | _prompts(model))
-    said: dict[str, Any] = {"normalize": False, "dense": (), "source": _MODULES_FILE}
+    said: dict[str, Any] = {"normalize": False, "steps": (), "source": _MODULES_FILE}
     if (count := sum(module.kind in ("Pooling", "LogitScore") for module in modules)) != 1:
         raise ConfigError(f"{path}: expected one Pooling, or a LogitScore, got {count}: {_kinds(modules)}")
     size = hidden_size
     for module in modules:
         if said["normalize"] and module.kind != "Dropout":
             raise ConfigError(f"{path}: nothing may follow Normalize, got {_kinds(modules)}")
-        if "pooling" not in said and module.kind in ("Dense", "Normalize"):
+        if "pooling" not in said and module.kind in ("Dense", "LayerNorm", "Normalize"):
             raise ConfigError(f"{path}: {module.kind} before the Pooling is not supported, got {_kinds(modules)}")
         said |= _READERS[module.kind](module, size, said)
-        size = said["dense"][-1].out_features if said["dense"] else hidden_size * num_pooled(said.get("pooling", ""))
+        size = said["steps"][-1].out_features if said["steps"] else hidden_size * num_pooled(said.get("pooling", ""))
     return VectorRecipe(**said | _prompts(model) | _dimensions(model))
 
 
@@ -381,7 +390,15 @@ def _dense(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]
     ):
         if values.get(key) not in (None, neutral):
             raise ConfigError(f"{path}: {key} is {short_repr(values[key])}; only {neutral!r} is supported")
-    return {"dense": (*said["dense"], Dense(module.folder, "linear", sizes[0], sizes[1], bias, activation))}
+    return {"steps": (*said["steps"], Dense(module.folder, "linear", sizes[0], sizes[1], bias, activation))}
+
+
+def _layer_norm(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:
+    path = module.folder / "config.json"
+    dimension = as_integer(f"{path}: dimension", read_json(path).get("dimension"))
+    if dimension != size:
+        raise ConfigError(f"{path}: dimension is {dimension}, and what comes before gives {size} elements")
+    return {"steps": (*said["steps"], Norm(module.folder, size))}
 
 
 def _logit_score(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -396,6 +413,7 @@ _READERS = {
     "Transformer": _transformer,
     "Pooling": _pooling,
     "Dense": _dense,
+    "LayerNorm": _layer_norm,
     "Dropout": lambda *_: {},  # of training alone
     "Normalize": lambda *_: {"normalize": True},
     "LogitScore": _logit_score,

@@ -28,7 +28,7 @@ class RequestLimits:
         Time that a request may take, in the queue and while it runs: prompts that are scored or embedded, too. Then it
         ends after the current step, with what it has and a `TimeLimitError`. None: as long as it likes.
     max_n : int
-        `SamplingParams.n`.
+        `n` and `beam_width` of `SamplingParams`.
     max_logprobs : int
         `logprobs` and `prompt_logprobs` of `SamplingParams`, and `top` of `LLM.score`.
     max_logit_bias : int
@@ -80,6 +80,7 @@ class RequestLimits:
     def check(self, params: SamplingParams) -> None:
         """RequestError if the parameters exceed a limit; `check_top` checks log-probabilities."""
         _check("n", params.n, "max_n", self.max_n)
+        _check("beam_width", params.beam_width or 0, "max_n", self.max_n)
         num_entries, lengths = len(params.logit_bias or ()), [len(text) for text in params.stop]
         _check("logit_bias: the number of entries", num_entries, "max_logit_bias", self.max_logit_bias)
         num_ids = len(params.stop_token_ids)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm.config.towers import KEPT_ROWS_BYTES, TowerConfig
 from infinilm.errors import RequestError
-from infinilm.images import ImageProcessor, MediaRules, Patches, open_image
-from infinilm.requests.placeholders import TEXTS
+from infinilm.images import ImageProcessor, MediaRules, Patches, open_image, shrink
+from infinilm.requests.placeholders import AROUND, TEXTS
 from infinilm.scheduling.given import GivenTokens
 from infinilm.text.messages import Address
 from infinilm.text.tokenizer import Tokenizer
@@ -24,6 +25,8 @@ __all__ = ["PictureReader", "PlacedPrompt"]
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+_MOST_FILES = 1 << 12  # whose digests are kept
+_SMALL_SIDE = 512  # pixels of a picture of low detail, as in OpenAI's API
 RunTower = Callable[[Sequence[Patches]], Sequence[Float32Array]]
 
 
@@ -37,12 +40,36 @@ class PlacedPrompt(list[int]):
         self.embedded = embedded
 
 
+_NAME_WORDS = 8  # of a SHA-256
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """A picture that the tower has seen: the number that stands for it, and its rows."""
+    """A picture that the tower has seen: the number that stands for it, its rows, and its grid without the pixels."""
 
     number: int
     rows: Float32Array  # [num_tokens, given_levels * hidden_size]
+    patches: Patches
+
+
+class _Opened(NamedTuple):
+    """A picture of a prompt: its patches, the digest of its file, and what the tower has seen of that, if anything."""
+
+    patches: Patches
+    file: bytes | None
+    seen: _Seen | None = None
+
+
+def _digest_of_file(picture: Any) -> bytes | None:
+    """A hash of the file of a picture that is given whole, as bytes or in an address; None: it is not."""
+    kind, content = b"", picture
+    if isinstance(picture, Address):
+        kind, content = b"small" if picture.is_small else b"", picture.url
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogatepass") if content.startswith("data:") else None
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        return None
+    return hashlib.sha256(content).digest() + kind
 
 
 class PictureReader:
@@ -61,6 +88,11 @@ class PictureReader:
         Tokens of a picture at most, in models that compute all of them in one step.
     tokenizer : Tokenizer
         Makes tokens of what stands for a picture in texts.
+
+    Attributes
+    ----------
+    placeholder : str
+        What stands for a picture in the text of a prompt.
     """
 
     def __init__(
@@ -81,9 +113,13 @@ class PictureReader:
         if name := config.family.placeholder:
             found = tokenizer.token_to_id(name) if known else None
             self._placeholder, self._placeholder_id = name, config.image_token_id if found is None else found
+        before, behind = AROUND.get(self._placeholder, ("", ""))
+        self.placeholder = f"{before}{self._placeholder}{behind}"
         # Rows of pictures by their digests, those of newest use last. A picture that falls out gets another number when
         # it comes again, and so does not hit what the prefix cache has of it.
         self._seen: OrderedDict[bytes, _Seen] = OrderedDict()
+        # These digests by those of files, so that the bytes of a picture that was seen are not decoded again.
+        self._of_files: OrderedDict[bytes, bytes] = OrderedDict()
         self._num_bytes = 0
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -118,50 +154,83 @@ class PictureReader:
         shown = self._placeholder or f"token {self._placeholder_id}"
         if len(places) != len(pictures):
             raise RequestError(
-                f"{name} has {len(places)} places for pictures ({shown}) and {len(pictures)} pictures; each needs one"
+                f"{name} has {len(places)} places for pictures ({shown}) and {len(pictures)} pictures; each needs one, "
+                "and a chat template may have none for messages of some roles"
             )
         if len(pictures) > self.rules.max_images:
             raise RequestError(f"{name} has {len(pictures)} pictures; {self.rules.max_images} may there be")
         if self._placeholder_id != self._config.image_token_id and (ids == self._config.image_token_id).any():
             raise RequestError(f"{name}: {self._token} stands for what a picture shows; write {shown} in its place")
-        patches: list[Patches] = []
+        opened: list[_Opened] = []
         num_tokens = len(ids)
         for i, picture in enumerate(pictures):
-            own = f"{name}: picture {i}"
-            image = open_image(picture, own, self.rules, may_be_path=not isinstance(picture, Address))
-            resized = self._processor.rule.resized(image.shape[0], image.shape[1], own)
-            rows, columns = self._processor.grid_of(resized)
-            if rows * columns > self._max_patches:
-                raise RequestError(
-                    f"{own} has {rows * columns} patches, more than the {self._max_patches} of the longest that the "
-                    "tower takes: it is a thin strip, cut it"
-                )
-            count = rows * columns // self._config.merged_patches * resized.num_tiles
-            if self._config.family.two_way and count > self._max_span:
-                raise RequestError(
-                    f"{own} has {count} tokens, which one step must compute, beside a token of each sequence; at most "
-                    f"{self._max_span} may there be: raise max_num_batched_tokens, or lower max_num_seqs"
-                )
-            num_tokens += count - 1
-            check_length(num_tokens)  # before more is decoded
-            patches.append(self._processor.prepare(image, own))
-        expanded = self._expand(ids, places, patches, name)
+            opened.append(self._open(picture, f"{name}: picture {i}", num_tokens, check_length))
+            num_tokens += self._count(opened[-1].patches) - 1
+        expanded = self._expand(ids, places, [one.patches for one in opened], name)
         check_length(len(expanded))
-        return self._place(expanded, patches, self._rows_of(patches))
+        return self._place(expanded, self._rows_of(opened))
 
-    def _rows_of(self, patches: Sequence[Patches]) -> list[_Seen]:
+    def _open(self, picture: Any, name: str, num_tokens: int, check_length: Callable[[int], None]) -> _Opened:
+        """Read a picture, which comes behind `num_tokens` others, its place among them."""
+        file = _digest_of_file(picture)
+        if file is not None and (seen := self._seen_of_file(file)) is not None:
+            check_length(num_tokens + self._count(seen.patches) - 1)
+            return _Opened(seen.patches, file, seen)
+        if isinstance(picture, Address):
+            image = open_image(picture.url, name, self.rules)
+            image = shrink(image, _SMALL_SIDE) if picture.is_small else image
+        else:
+            image = open_image(picture, name, self.rules, may_be_path=True)
+        resized = self._processor.rule.resized(image.shape[0], image.shape[1], name)
+        rows, columns = self._processor.grid_of(resized)
+        if rows * columns > self._max_patches:
+            raise RequestError(
+                f"{name} has {rows * columns} patches, more than the {self._max_patches} of the longest that the "
+                "tower takes: it is a thin strip, cut it"
+            )
+        count = rows * columns // self._config.merged_patches * resized.num_tiles
+        if self._config.two_way and count > self._max_span:
+            raise RequestError(
+                f"{name} has {count} tokens, which one step must compute, beside a token of each sequence; at most "
+                f"{self._max_span} may there be: raise max_num_batched_tokens, or lower max_num_seqs"
+            )
+        check_length(num_tokens + count - 1)  # before more is decoded
+        return _Opened(self._processor.prepare(image, name), file)
+
+    def _count(self, patches: Patches) -> int:
+        """Tokens of a picture."""
+        return patches.grid[0] * patches.grid[1] // self._config.merged_patches * patches.num_tiles
+
+    def _seen_of_file(self, file: bytes) -> _Seen | None:
+        """The picture that the tower has seen of a file with this digest, if its rows are kept."""
+        with self._lock:
+            seen = self._seen.get(self._of_files.get(file, b""))
+            if seen is not None:
+                self._seen.move_to_end(seen.patches.digest)
+                self._of_files.move_to_end(file)
+            return seen
+
+    def _rows_of(self, pictures: Sequence[_Opened]) -> list[_Seen]:
         """What the tower makes of pictures; those that it has seen are not computed again."""
         with self._lock:  # so that two prompts with the same picture compute it once
-            found = {own.digest: self._seen[own.digest] for own in patches if own.digest in self._seen}
-            for digest in found:
-                self._seen.move_to_end(digest)
-            new = list({own.digest: own for own in patches if own.digest not in found}.values())
-            for own, rows in zip(new, self._run_tower(new) if new else (), strict=True):
-                found[own.digest] = self._seen[own.digest] = _Seen(next(self._numbers), rows)
+            found = {one.patches.digest: one.seen for one in pictures if one.seen is not None}
+            new: dict[bytes, Patches] = {}
+            for patches in (one.patches for one in pictures if one.seen is None):
+                if patches.digest in self._seen:
+                    found[patches.digest] = self._seen[patches.digest]
+                    self._seen.move_to_end(patches.digest)
+                elif patches.digest not in found:
+                    new[patches.digest] = patches
+            for patches, rows in zip(new.values(), self._run_tower([*new.values()]) if new else (), strict=True):
+                kept = replace(patches, pixels=patches.pixels[:0].copy())
+                found[kept.digest] = self._seen[kept.digest] = _Seen(next(self._numbers), rows, kept)
                 self._num_bytes += rows.nbytes
             while self._num_bytes > KEPT_ROWS_BYTES:
                 self._num_bytes -= self._seen.popitem(last=False)[1].rows.nbytes
-            return [found[own.digest] for own in patches]
+            self._of_files |= {one.file: one.patches.digest for one in pictures if one.file is not None}
+            while len(self._of_files) > _MOST_FILES:
+                self._of_files.popitem(last=False)
+            return [found[one.patches.digest] for one in pictures]
 
     def _rows_and_columns(self, patches: Patches) -> tuple[int, int]:
         """Rows and columns of the tokens of a tile."""
@@ -225,7 +294,7 @@ class PictureReader:
     def _text_of(self, ids: Int32Array) -> str:
         return b"".join(self._tokenizer.token_bytes(token) for token in ids.tolist()).decode()
 
-    def _place(self, ids: Int32Array, patches: Sequence[Patches], seen: Sequence[_Seen]) -> PlacedPrompt:
+    def _place(self, ids: Int32Array, seen: Sequence[_Seen]) -> PlacedPrompt:
         """Say what stands in the places of rows, and where all tokens are."""
         is_row = ids == self._config.image_token_id
         contents = ids.copy()
@@ -241,9 +310,13 @@ class PictureReader:
             if not len(rows):
                 rows = next(left).rows
             spans[begin], rows = rows[: end - begin], rows[end - begin :]
-        family, on_axes = self._config.family, bool(self._config.rope_axes)
-        positions, shift = self._positions(len(ids), spans, patches) if on_axes else (None, 0)
-        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, positions, shift, family.two_way))
+        names = ids.copy() if all(len(one.rows) >= _NAME_WORDS for one in seen) else None
+        if names is not None:
+            names[is_row] = np.concatenate([_named(one.patches, len(one.rows)) for one in seen])
+        on_axes = bool(self._config.rope_axes)
+        grids = [one.patches for one in seen]
+        positions, shift = self._positions(len(ids), spans, grids) if on_axes else (None, 0)
+        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, names, positions, shift, self._config.two_way))
 
     def _positions(self, num_tokens: int, spans: Iterable[int], patches: Sequence[Patches]) -> tuple[Int32Array, int]:
         """Positions of all tokens on the axes of time, rows and columns, and what is added to those of later tokens."""
@@ -267,3 +340,10 @@ class PictureReader:
         add_text(num_tokens)
         num_axes = max(self._config.rope_axes) + 1  # a model may turn no frequency by columns
         return np.concatenate(parts, axis=1)[:num_axes], position - num_tokens
+
+
+def _named(patches: Patches, count: int) -> Int32Array:
+    """Negative numbers for the rows of a picture, [count]: 31 bits each of a hash of what it shows."""
+    words = np.frombuffer(hashlib.sha256(patches.digest).digest(), "<i4")
+    named: Int32Array = np.resize(words, count) | np.int32(-(2**31))
+    return named.astype(np.int32)

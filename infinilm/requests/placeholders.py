@@ -1,15 +1,18 @@
 """What stands for a picture in a prompt: the tokens of its rows, and the marks between and around them.
 
-Sources: `replace_image_token` of the processors of Pixtral, Gemma 3 and Idefics3 in transformers 5.24.
+Sources: `replace_image_token` of the processors of Pixtral, Gemma 3, Gemma 4 and Idefics3 in transformers 5.24.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-__all__ = ["TEXTS"]
+__all__ = ["AROUND", "TEXTS"]
 
 Size = tuple[int, int]
+
+AROUND: Mapping[str, tuple[str, str]] = {"<|image_pad|>": ("<|vision_start|>", "<|vision_end|>")}
+"""By the token of a picture, the marks around it that chat templates write, and no processor."""
 
 _IDEFICS_MARK = "<fake_token_around_image>"
 
@@ -24,6 +27,11 @@ def _between(token: str, rows: Size, tiles: Size) -> str:
     return f"\n\n<start_of_image>{token * (rows[0] * rows[1])}<end_of_image>\n\n"
 
 
+def _marked(token: str, rows: Size, tiles: Size) -> str:
+    """All tokens between two marks, and nothing else."""
+    return f"<|image>{token * (rows[0] * rows[1])}<image|>"
+
+
 def _tiles(token: str, rows: Size, tiles: Size) -> str:
     """The tokens of tiles with their places, a line for each row of them, and those of the whole."""
     of_tile = token * (rows[0] * rows[1])
@@ -35,5 +43,10 @@ def _tiles(token: str, rows: Size, tiles: Size) -> str:
     return f"{above}{_IDEFICS_MARK}<global-img>{of_tile}{_IDEFICS_MARK}"
 
 
-TEXTS: Mapping[str, Callable[[str, Size, Size], str]] = {"rows": _rows, "between": _between, "tiles": _tiles}
+TEXTS: Mapping[str, Callable[[str, Size, Size], str]] = {
+    "rows": _rows,
+    "between": _between,
+    "marked": _marked,
+    "tiles": _tiles,
+}
 """By `TowerFamily.text`: of the token of a row of the tower, rows and columns of a tile's, and those of the tiles."""

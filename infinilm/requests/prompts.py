@@ -12,11 +12,13 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.checks import as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
 from infinilm.pooling.recipe import TextRules
 from infinilm.receipts import Receipt
+from infinilm.requests.beam_search import BeamSearch
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.pictures import PictureReader, PlacedPrompt
@@ -217,6 +219,41 @@ class RequestMaker:
         draft = self._read_one(0, prompt, params, False)
         draft.expected = receipt.token_ids
         return self._build(draft, None)
+
+    def fork(
+        self, completion: Completion, prompt: str | None, num_tokens: int | None, overrides: Mapping[str, Any]
+    ) -> GenerationRequest:
+        """A request whose output begins with tokens of another one.
+
+        Parameters
+        ----------
+        completion : Completion
+            The other one, which may be running.
+        prompt : str or None
+            The text of its prompt.
+        num_tokens : int or None
+            Tokens of its output to begin with; None: all so far.
+        overrides : mapping of str to object
+            Changes to its parameters.
+
+        Raises
+        ------
+        RequestError
+            There are not so many tokens, or they end the output.
+        """
+        sequence = completion.sequence
+        output = sequence.output_token_ids.copy()  # the engine thread adds to it meanwhile
+        if num_tokens is None:
+            num_tokens = len(output)
+        elif not 0 <= as_integer("num_tokens", num_tokens, least=0) <= len(output):
+            raise RequestError(f"num_tokens: expected 0 to {len(output)}, the tokens of the output, got {num_tokens}")
+        params = make_sampling_params(sequence.params, {"n": 1, "seed": None, **overrides})
+        self._check_params(params)
+        given = self._read_given(output[:num_tokens], "fork", params)
+        prediction = self._read_prediction(params.prediction)
+        return self._build(
+            _Draft(0, prompt, sequence.prompt_token_ids, given, params, prediction, sequence.given), None
+        )
 
     def room(self, *, is_sized: bool) -> int:
         """Sequences that one call may have open; where prompts are read one by one, enough to keep the engine busy."""
@@ -425,7 +462,8 @@ class RequestMaker:
 
     def take_pictures(self, messages: Any) -> tuple[Any, list[Any]]:
         """Take the pictures out of a conversation; see `messages.take_pictures`. RequestError: the model reads none."""
-        messages, pictures = take_pictures(messages)
+        placeholder = "" if isinstance(self.pictures, str) else self.pictures.placeholder
+        messages, pictures = take_pictures(messages, placeholder)
         if pictures and isinstance(self.pictures, str):
             raise RequestError(f"messages: this model reads no pictures: {self.pictures}")
         return messages, pictures
@@ -484,7 +522,8 @@ class RequestMaker:
         matcher = None
         if params.constraint is not None:
             matcher = self._grammars.matcher(params.constraint, self._limits.max_seconds)
-        request = GenerationRequest(request_id, draft.text, completions, matcher)
+        search = None if params.beam_width is None else BeamSearch(completions)
+        request = GenerationRequest(request_id, draft.text, completions, matcher, search)
         if draft.given:
             completions[0].continue_from(draft.given)
         return request
@@ -501,6 +540,8 @@ class RequestMaker:
         """Token ids of an answer's beginning, checked."""
         if params.n != 1:
             raise RequestError(f"{name} needs n=1, got {params.n}: they are of one answer")
+        if params.beam_width is not None:
+            raise RequestError(f"{name}: a beam search begins behind a prompt: leave out beam_width")
         given: list[int] = check_token_ids(ids, name, self._config.vocab_size, allow_empty=True).tolist()
         return given
 
@@ -509,7 +550,7 @@ class RequestMaker:
         self._limits.check(params)
         if params.return_receipt:
             self._receipts.check(params)
-        self._check_number(params.n + (params.prompt_logprobs is not None))
+        self._check_number(params.n + (params.prompt_logprobs is not None) + (params.beam_width is not None))
         if params.stop and not self._tokenizer.available:
             raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
         vocab_size = self._config.vocab_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence as SequenceOf
 from types import MappingProxyType
@@ -26,7 +25,8 @@ __all__ = ["ReceiptMaker", "Replay", "replayed_params", "verdict_of"]
 
 # What no answer depends on, or what a receipt has elsewhere.
 _NOT_RECORDED = {
-    "n", "prompt_logprobs", "logits_processor", "lora", "prediction", "speculation", "return_receipt"
+    "n", "prompt_logprobs", "logits_processor", "lora", "prediction", "speculation", "return_receipt",
+    "beam_width", "length_penalty", "early_stopping",
 }  # fmt: skip
 _RECORDED = tuple(item.name for item in dataclasses.fields(SamplingParams) if item.name not in _NOT_RECORDED)
 _DIGESTS = MappingProxyType(
@@ -72,6 +72,11 @@ class ReceiptMaker:
         self._of_adapters: dict[int, str] = {}  # by their ids, which are never used again
         self._lock = threading.Lock()
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether hooks may change what is computed."""
+        return self._has_hooks()
+
     def check(self, params: SamplingParams) -> None:
         """RequestError: nothing can name what the answer will be a function of."""
         if params.logits_processor is not None:
@@ -81,7 +86,10 @@ class ReceiptMaker:
     def check_hooks(self, name: str) -> None:
         """RequestError: there are hooks, which may change answers. `name`: what was asked for."""
         if self._has_hooks():
-            raise RequestError(f"{name}: no receipt can say what hooks do: remove them first")
+            raise RequestError(
+                f"{name}: no receipt or file can say what hooks do, or which weights were put into llm.engine: remove "
+                "hooks first, and change weights by update_weights"
+            )
 
     @functools.cached_property
     def _of_files(self) -> dict[str, str | None]:
@@ -92,14 +100,19 @@ class ReceiptMaker:
         """`Receipt.model` of requests with this adapter. It reads all weights when it is first called."""
         return self._prepare(self._adapters.get(lora))
 
-    def identity(self, adapter: Adapter | None, weights: str, layout: str) -> str:
-        """What keys and values are a function of beside the tokens, as one text.
+    def origin(self, adapter: Adapter | None, weights: str, layout: str) -> dict[str, Any]:
+        """What keys and values are a function of beside the tokens, by name.
 
         `weights`: their fingerprint; `layout`: what else decides how they lie in the cache.
         """
         with self._lock:
-            own = [self._model["computation"], weights, self._fingerprint(adapter), self._engine, layout]
-        return fingerprint_of([json.dumps(own, sort_keys=True)])
+            own = {"computation": self._model["computation"], "weights": weights, "layout": layout}
+            return {**own, "adapter": self._fingerprint(adapter), **self._engine}
+
+    def forget_weights(self) -> None:
+        """Find the fingerprint of the weights anew, which have changed."""
+        with self._lock:
+            self.__dict__.pop("_of_files", None)
 
     def _prepare(self, adapter: Adapter | None) -> dict[str, Any]:
         with self._lock:

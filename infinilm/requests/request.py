@@ -105,6 +105,16 @@ class EngineRequest:
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
 
+    @property
+    def sequences(self) -> SequenceOf[Sequence]:
+        """What it has in the scheduler."""
+        return (self.sequence,)
+
+    @property
+    def ends_dependents(self) -> bool:
+        """Whether those of its dependents that have not ended end with it and as it does, in place of starting."""
+        return False
+
     def end(self, reason: str, error: BaseException | None = None) -> RequestUpdate:
         """End the request early, with "abort" or "error"; returns its last update."""
         self.finish_reason, self.error = reason, error
@@ -139,6 +149,11 @@ class PromptRequest(EngineRequest):
         super().__init__(sequence)
         self._reduce = reduce
         self._num_reduced = 0
+
+    @property
+    def ends_dependents(self) -> bool:
+        """Whether it has failed."""
+        return self.error is not None
 
     @property
     def to_submit(self) -> tuple[EngineRequest, ...]:
@@ -214,6 +229,7 @@ class Completion(EngineRequest):
         self.stop_reason: int | str | None = None
         self.logprobs: list[dict[int, float]] = []
         self.cumulative_logprob = 0.0
+        self.beam_score: float | None = None  # of a beam search
         self.num_given = 0  # tokens of the output that came with the request, see `continue_from`
         self.given_text = ""  # their text, if the engine thread makes the text
         # The same object for every token of a plain sequence but the last; None once the sequence has ended.
@@ -272,7 +288,9 @@ class Completion(EngineRequest):
                 self.logprobs.append({token_id: math.nan})  # known where it was sampled, and not here
             update = self._add_token(token_id)
             if self.finish_reason is not None:
-                raise RequestError(f"output_token_ids: token {self.num_given} of {len(token_ids)} ends the answer")
+                raise RequestError(
+                    f"output_token_ids: token {self.num_given} of {len(token_ids)} ends the answer: begin with fewer"
+                )
             if update is not None and update.text:
                 self.given_text += update.text
 
@@ -288,6 +306,10 @@ class Completion(EngineRequest):
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token_id]
         return self._add_token(token_id)
+
+    def wanted(self, logprobs: dict[int, float]) -> dict[int, float] | None:
+        """These log-probabilities, if the request wants some."""
+        return logprobs if self._takes_logprobs else None
 
     def _add_token(self, token_id: int) -> RequestUpdate | None:
         self.pipeline.accept(token_id)
@@ -510,6 +532,7 @@ class CompletionReader:
             content=answer.content if maker is not None else None,
             tool_calls=[{key: value for key, value in call.items() if key != "index"} for call in answer.tool_calls],
             receipt=completion.receipt() if self._error is None else None,
+            beam_score=completion.beam_score,
         )
 
 
@@ -532,10 +555,17 @@ class GenerationRequest:
         `n` of them.
     constraint : Matcher, optional
         Says which tokens may come first; each completion gets a copy.
+    search : BeamSearch, optional
+        What finds the outputs of the completions, whose sequences do not run then.
     """
 
     def __init__(
-        self, request_id: str, prompt: str | None, completions: list[Completion], constraint: Matcher | None = None
+        self,
+        request_id: str,
+        prompt: str | None,
+        completions: list[Completion],
+        constraint: Matcher | None = None,
+        search: EngineRequest | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -546,9 +576,13 @@ class GenerationRequest:
         self.arrival = time.perf_counter()
         self.to_submit: list[EngineRequest] = []  # given to the engine thread in this order; dependents start later
         first = completions[0]
-        first.dependents = list(completions[1:])
-        first.sequence.is_plain &= not first.dependents  # the engine thread starts these at its first token
-        self.to_submit.append(first)
+        self._runs_first: EngineRequest = first  # what computes the output, alone or before others
+        if search is not None:
+            self._runs_first = search
+        else:
+            first.dependents = list(completions[1:])
+            first.sequence.is_plain &= not first.dependents  # the engine thread starts these at its first token
+        self.to_submit.append(self._runs_first)
         sequence = first.sequence
         self._params: SamplingParams = sequence.params
         self._prompt_token_ids = sequence.prompt_token_ids
@@ -564,7 +598,7 @@ class GenerationRequest:
                 given=sequence.given,
             )
             scoring = PromptRequest(scored, self._prompt_logprobs.take)
-            scoring.dependents = [first]
+            scoring.dependents = [self._runs_first]
             self.to_submit = [scoring]
 
     @property
@@ -575,7 +609,8 @@ class GenerationRequest:
     @property
     def all_requests(self) -> list[EngineRequest]:
         """All requests of the engine thread, including dependents."""
-        return [*(one for one in self.to_submit if one is not self.completions[0]), *self.completions]
+        others = dict.fromkeys([*self.to_submit, self._runs_first])
+        return [*(one for one in others if one is not self.completions[0]), *self.completions]
 
     @property
     def leader(self) -> Sequence:
@@ -585,8 +620,8 @@ class GenerationRequest:
     @property
     def has_begun(self) -> bool:
         """Whether the first completion has a token or has ended, so that no prompt is left to be computed."""
-        first = self.completions[0]
-        return bool(first.sequence.token_times) or first.finish_reason is not None
+        first = self._runs_first
+        return any(one.token_times for one in first.sequences) or first.finish_reason is not None
 
     @property
     def finished(self) -> bool:

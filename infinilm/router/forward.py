@@ -7,6 +7,8 @@ another one, and a stream that has begun is gone on with from the tokens that ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import logging
 import re
@@ -155,6 +157,11 @@ class _EventStream:
         await self._send(_body(sent_event(error_event(error, typed, request_id)).encode()))
 
 
+def _sent(body: bytes) -> io.BytesIO | bytes | None:
+    """A body as the client of HTTP sends it: a large one piece by piece, between which other requests go on."""
+    return io.BytesIO(body) if len(body) > _LARGE_BODY else body or None
+
+
 def _body(data: bytes, *, more: bool = False) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
@@ -294,11 +301,12 @@ class Forwarder(Drainable):
             headers.append((RESUMABLE, "1"))
             if stream.has_events and stream.head is not None:
                 values = values | {CONTINUE: stream.head | {"token_ids": stream.token_ids}}
-                body = json.dumps(values).encode()
+                is_large = len(body) > _LARGE_BODY
+                body = (await asyncio.to_thread(json.dumps, values) if is_large else json.dumps(values)).encode()
         url = URL(replica.url + call.target, encoded=True)
         try:
             async with self._session.request(
-                call.method, url, data=body or None, headers=headers, allow_redirects=False
+                call.method, url, data=_sent(body), headers=headers, allow_redirects=False
             ) as answer:
                 returned = [item for item in answer.raw_headers if item[0].lower() not in _NOT_RETURNED]
                 if answer.status == 200 and answer.content_type == "text/event-stream":
@@ -374,7 +382,9 @@ def _values(body: bytes, generates: bool) -> tuple[dict[str, Any] | None, list[i
         return None, []
     if not isinstance(values, dict):
         return None, []
-    return values, prefix_hashes(values) if generates else []
+    with contextlib.suppress(RecursionError):
+        return values, prefix_hashes(values) if generates else []
+    return values, []  # too deep to be looked at
 
 
 def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, str]]:

@@ -3,13 +3,15 @@
 A replica finds the beginning of a prompt in its cache by blocks of 16 tokens. The router has neither tokenizer nor chat
 template, so it divides the text of the messages into blocks of 64 characters, which are about as many tokens. Messages
 that begin alike are rendered alike, so the longest match of text is the longest match of tokens, up to a block or two:
-enough to choose by, at a fiftieth of the time of rendering and tokenising.
+enough to choose by, at a fiftieth of the time of rendering and tokenising. In the place of a picture the text has a
+hash of its bytes, as long as the tokens that a picture usually becomes.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ BLOCK_CHARACTERS = 64
 BLOCK_TOKENS = 16
 
 _LONGEST = 1 << 20  # characters or tokens that are looked at
+_PICTURE_BLOCKS = 16  # that a picture counts as
 
 
 def prefix_hashes(body: Mapping[str, Any]) -> list[int]:
@@ -70,7 +73,25 @@ def _conversation(body: Mapping[str, Any], messages: object) -> str:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return value if isinstance(value, str) else json.dumps(_with_hashes(value), sort_keys=True)
+
+
+def _with_hashes(value: Any) -> Any:
+    """A part of a body with a hash in the place of each picture in it, in the forms of OpenAI and of Anthropic."""
+    if isinstance(value, str):
+        return _hash_of(value) if value.startswith("data:") else value
+    if isinstance(value, list):
+        return [_with_hashes(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "base64" and isinstance(data := value.get("data"), str):
+        return _hash_of(data)
+    return {key: _with_hashes(item) for key, item in value.items()}
+
+
+def _hash_of(picture: str) -> str:
+    digest = hashlib.sha256(picture.encode("utf-8", "surrogatepass")).hexdigest()  # as long as a block
+    return digest * _PICTURE_BLOCKS
 
 
 class PrefixTable:

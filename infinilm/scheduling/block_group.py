@@ -101,6 +101,10 @@ class BlockGroup:
         self.ref_counts[blocks] += 1
         return blocks
 
+    def hold(self, blocks: Int32Array) -> None:
+        """Use blocks that a sequence uses in another one as well; each is named once."""
+        self.ref_counts[blocks] += 1
+
     def give_back(self, blocks: Int32Array) -> None:
         """Stop using these blocks, the least useful first."""
         self.ref_counts[blocks] -= 1

@@ -5,7 +5,7 @@ see all keys are the first group, and those with a window, of which a sequence n
 second. A sequence in slot s owns in group g the blocks `block_table[g, s, i]`, its tokens
 `[i * block_size, (i + 1) * block_size)`. Full blocks are shared: a block whose tokens, and all tokens before it, are
 those of another sequence is used by both and counted. Since only full blocks are shared, no step writes into a
-shared block, and nothing is ever copied.
+shared block. A block is copied only where a sequence is forked within it.
 
 Prefixes are found by a chain: every known one has an id that is never used again, and its key is the id of the prefix
 without its last block, and the tokens of that block. A lookup compares the tokens themselves, block by block from the
@@ -157,6 +157,28 @@ class BlockManager:
             group.block_table[slot, first : len(chain)] = group.share(chain[first:])
             group.first[slot] = first
         self.lengths[slot] = self.num_remembered[slot] = len(chain)
+
+    def can_fork(self, num_tokens: int) -> bool:
+        """Whether there is a free block for what a fork behind so many tokens copies."""
+        return self.num_free >= (num_tokens % self.block_size > 0)
+
+    def fork(self, slot: int, other: int, num_tokens: int, copy: Callable[[int, int, int], object]) -> None:
+        """Begin an empty slot, `other`, with the first `num_tokens` tokens of `slot`, which are all that it has.
+
+        Full blocks are shared. A last one that is not full is copied by ``copy(group, from, to)``; see `can_fork`.
+        """
+        full, rest = divmod(num_tokens, self.block_size)
+        for number, group in enumerate(self.groups):
+            table, first = group.block_table, int(group.first[slot])
+            group.hold(table[slot, first:full])
+            table[other, :full] = table[slot, :full]
+            group.first[other] = first
+            if rest:
+                table[other, full] = self._take(group, 1)[0]
+                copy(number, int(table[slot, full]), int(table[other, full]))
+        self.lengths[other] = full + (rest > 0)
+        self.num_remembered[other] = self.num_remembered[slot]
+        self._chain_id[other] = self._chain_id[slot]
 
     def release_behind_window(self, slots: IndexArray, num_computed: Int32Array) -> None:
         """Free the blocks that no token from `num_computed` on sees. Without a window there are none.

@@ -56,6 +56,8 @@ class Drafting:
     blocks : BlockManager
     lengths : Lengths or None
         Chooses how many tokens of each draft are verified; None: all of them.
+    most_tokens : int
+        Of a draft, also of a known answer.
 
     Attributes
     ----------
@@ -73,7 +75,9 @@ class Drafting:
         running: RunningSequences,
         blocks: BlockManager,
         lengths: Lengths | None = None,
+        most_tokens: int = MAX_REPLAYED_TOKENS,
     ) -> None:
+        self._most_tokens = most_tokens
         self._drafters = drafters
         self._heads = [make for make in drafters if isinstance(make, MtpHead)]
         self.lengths = lengths
@@ -190,8 +194,7 @@ class Drafting:
     def _candidates(self, choice: StepChoice) -> list[int]:
         """The sequences of a step that may have a draft, by their index: those in decode, and others with an output.
 
-        These compute tokens of their output again, after a preemption or because their state has not seen them. They
-        are counted in `choice.num_recomputed`.
+        These compute tokens of their output again, after a preemption. They are counted in `choice.num_recomputed`.
         """
         running, num_decodes = self._running, len(choice.decode_slots)
         found: list[int] = np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist()
@@ -213,7 +216,7 @@ class Drafting:
         num_tokens = running.num_tokens[slots]
         room = (blocks.lengths[slots] + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
         left = running.max_num_tokens[slots] - num_tokens - 1  # the last token is drawn, and not computed
-        rooms: Int32Array = np.minimum(np.minimum(room, left), budget)
+        rooms: Int32Array = np.minimum(np.minimum(room, left), min(budget, self._most_tokens))
         return rooms
 
     def _lengths(self, choice: StepChoice, num_seqs: int, offered: SequenceOf[tuple[int, Draft]]) -> list[int]:

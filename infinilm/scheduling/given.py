@@ -26,6 +26,9 @@ class GivenTokens:
     contents : int32 array, [num_prompt_tokens]
         The token ids, but in each place a negative number that stands for what is given there. Equal numbers mean equal
         embeddings, so that the prefix cache knows prompts by them.
+    names : int32 array, [num_prompt_tokens], or None
+        The same with numbers that follow from what is given alone, in every process: those of a place are parts of its
+        SHA-256. None: a place has too few tokens for all parts.
     rope_positions : int32 array, [num_axes, num_prompt_tokens], or None
         The positions that RoPE turns by; None: those in the sequence.
     shift : int
@@ -37,6 +40,7 @@ class GivenTokens:
 
     spans: Mapping[int, Float32Array]
     contents: Int32Array
+    names: Int32Array | None
     rope_positions: Int32Array | None = None
     shift: int = 0
     two_way: bool = False

@@ -23,30 +23,30 @@ class RunningSequences:
     ----------
     max_num_seqs, max_model_len : int
         Slots, and tokens of a slot.
-    has_states : bool
-        The model keeps a state of each sequence, which sees no drafts (`StatePool`).
 
     Attributes
     ----------
     sequences : list of Sequence
     num_left : int
         How many times a sequence has left its slot.
+    num_held : int
+        Sequences among them whose tokens the host chooses, see `Sequence.is_held`.
     tokens : int32 array, [max_num_seqs, max_model_len]
         Prompt and output; negative where embeddings are given, see `GivenTokens.contents`. The newest token is not
         there yet while the step that samples it is in flight.
     num_tokens, num_computed : int32 array, [max_num_seqs]
-        Tokens so far, and how many of them have keys and values, and are in the state if the model has one; both as
-        they are after the steps in flight.
+        Tokens so far, and how many of them have keys and values, and are in the state if the model has one, or in the
+        log of that; both as they are after the steps in flight.
     max_num_tokens : int32 array, [max_num_seqs]
         Length at which the sequence ends at the latest.
     previous_row : int32 array, [max_num_seqs]
         The row of the step in flight that samples the newest token; -1: the token is known.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, *, has_states: bool = False) -> None:
-        self._has_states = has_states
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.sequences: list[Sequence] = []
         self.num_left = 0
+        self.num_held = 0
         self._free_slots = list(range(max_num_seqs))[::-1]
         # Kept from step to step while the same sequences run. None: must be made again.
         self._slots: IndexArray | None = None
@@ -106,11 +106,15 @@ class RunningSequences:
         tokens[num_prompt:] = sequence.output_token_ids
         return tokens
 
-    def enter(self, sequence: Sequence, num_cached: int, max_num_tokens: int) -> int:
-        """Give the sequence that was written last a slot, and return it; `num_cached` of its tokens are computed."""
+    def enter(self, sequence: Sequence, num_cached: int, max_num_tokens: int, behind: Sequence | None = None) -> int:
+        """Give the sequence that was written last a slot, and return it; `num_cached` of its tokens are computed.
+
+        `behind`: the sequence that it is as old as; None: it is the youngest.
+        """
         slot = sequence.slot = self._free_slots.pop()
-        self.sequences.append(sequence)
+        self.sequences.insert(len(self.sequences) if behind is None else self.sequences.index(behind) + 1, sequence)
         self._slots = None
+        self.num_held += sequence.is_held
         self.num_tokens[slot] = sequence.num_tokens
         self.max_num_tokens[slot] = max_num_tokens
         self.num_computed[slot] = num_cached
@@ -150,6 +154,7 @@ class RunningSequences:
         self.sequences.remove(sequence)
         self._slots = None
         self.num_left += 1
+        self.num_held -= sequence.is_held
 
     def num_known(self, slot: int) -> int:
         """Tokens of a slot whose ids are known: all but one that a step in flight samples."""
@@ -167,11 +172,21 @@ class RunningSequences:
         # A later step may have sampled the next token meanwhile, and then its row stays.
         self.previous_row[slots[self.num_tokens[slots] == positions + 1]] = -1
 
-    def catch_up(self, slots: IndexArray, positions: Int32Array) -> None:
-        """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order.
+    def hold(self, slots: IndexArray) -> None:
+        """Take back that a step has given each of these slots a token: the host will choose it, see `append`."""
+        self.num_tokens[slots] -= 1
+        self.previous_row[slots] = -1
 
-        With a model with states, tokens of the draft are computed again, which the state has not seen.
-        """
+    def append(self, slot: int, token_id: int) -> None:
+        """Add a token that the host has chosen."""
+        self.tokens[slot, self.num_tokens[slot]] = token_id
+        self.num_tokens[slot] += 1
+
+    def is_held(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for a token that the host will choose, so that nothing of it is to be computed."""
+        return sequence.is_held and bool(self.num_tokens[sequence.slot] == self.num_computed[sequence.slot])
+
+    def catch_up(self, slots: IndexArray, positions: Int32Array) -> None:
+        """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order."""
         self.num_tokens[slots] = np.maximum(self.num_tokens[slots], positions + 1)
-        if not self._has_states:
-            self.num_computed[slots] = np.maximum(self.num_computed[slots], positions)
+        self.num_computed[slots] = np.maximum(self.num_computed[slots], positions)

@@ -8,7 +8,8 @@ through five hands:
 - build: `StepBuilder` makes the batch from the arrays of `RunningSequences`;
 - states: `StatePool` names the states of models that keep one for each sequence;
 - masks: `StepMasks` says which tokens constraints allow, and is filled in later, while the step runs;
-- update: `take_tokens` appends the new tokens to their sequences.
+- update: `take_tokens` appends the new tokens to their sequences. Where the host chooses them, as in a beam search, the
+  sequence waits behind the step, and is continued (`append`), forked (`fork`) or removed between two steps.
 
 Where sequences have drafts, `Drafting` adds these to a step that is otherwise chosen, and each counts the more tokens
 the more of its draft was right.
@@ -35,11 +36,11 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.errors import CacheFullError
 from infinilm.scheduling.block_manager import BlockManager
-from infinilm.scheduling.drafting import Drafting
+from infinilm.scheduling.drafting import MAX_REPLAYED_TOKENS, Drafting
 from infinilm.scheduling.results import collect_rows, take_tokens
 from infinilm.scheduling.running import NO_LIMIT, RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Lane, Sequence
-from infinilm.scheduling.states import StatePool
+from infinilm.scheduling.states import NUM_LOG_ROWS, StatePool
 from infinilm.scheduling.step_builder import StepBuilder, StepChoice
 from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, tokens_of_a_step
 from infinilm.speculation import Drafters
@@ -124,11 +125,12 @@ class Scheduler:
             num_window_blocks=num_window_blocks,
         )
         self._states = StatePool(num_states, max_num_seqs, snapshot_interval if enable_prefix_caching else 0)
-        self._running = RunningSequences(max_num_seqs, max_model_len, has_states=num_states > 0)
+        self._running = RunningSequences(max_num_seqs, max_model_len)
         self._drafting: Drafting | None = None
         if drafters and num_stages == 1:
             lengths = Lengths() if is_adaptive else None
-            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks, lengths)
+            most = NUM_LOG_ROWS if num_states else MAX_REPLAYED_TOKENS
+            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks, lengths, most)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first
         self._last: Step | None = None  # the step whose result came last, if no other was made since
@@ -150,6 +152,15 @@ class Scheduler:
         """The lanes that have sequences."""
         num_others = len(self.waiting) + len(self.running) - self._num_bulk
         return (Lane.INTERACTIVE,) * (num_others > 0) + (Lane.BULK,) * (self._num_bulk > 0)
+
+    def may_interrupt(self, step: Step) -> bool:
+        """Whether the step may be aborted for a query: it is bulk work of whole prompts, and was not aborted before.
+
+        So each prompt is computed twice at most, however many queries come.
+        """
+        return self._whole_prompts and all(
+            sequence.lane is Lane.BULK and not sequence.num_preemptions for sequence in step.sequences
+        )
 
     @property
     def needs_results(self) -> bool:
@@ -276,10 +287,53 @@ class Scheduler:
             assert output.ids is not None  # because there are samples
             ids = output.ids.numpy()
         rows = step.rows_that_count(ids)
+        held: list[int] = []
+        if step.is_held:
+            held = [row for row in rows if (one := step.samples[row]).is_held and one.slot >= 0]
+            self._running.hold(step.slots[held])
+            rows = [row for row in rows if not step.samples[row].is_held]
         sampled = take_tokens(self._running, step, ids, now, rows)
+        sampled.held.extend((step.samples[row], row) for row in held)
         if self._drafting is not None and step.drafts is not None:
             self._drafting.settle(step, rows)
         return sampled
+
+    def append(self, sequence: Sequence, token_id: int, now: float) -> None:
+        """Give a held sequence the token that the host has chosen, at `now` (seconds, perf_counter)."""
+        sequence.append(token_id, now)
+        if sequence.slot >= 0:
+            self._running.append(sequence.slot, token_id)
+        elif sequence not in self.waiting:
+            self._wait_first(sequence)
+
+    def fork(
+        self, sequence: Sequence, branch: Sequence, copy_block: Callable[[int, int, int], object], now: float
+    ) -> None:
+        """Let a held sequence begin with all tokens of another one, and a token of its own.
+
+        Blocks and states are shared. Where they are not here any more, while a step is in flight (in a pipeline), or if
+        nothing is free for the branch, it waits, and begins behind the longest known prefix as any other sequence does.
+        Its bits are the same.
+
+        Parameters
+        ----------
+        sequence, branch
+            The branch has the tokens of the sequence and one more.
+        copy_block
+            See `BlockManager.fork`.
+        now
+            Seconds, perf_counter.
+        """
+        running, slot, num_tokens = self._running, sequence.slot, sequence.num_tokens
+        branch.first_scheduled = now
+        is_here = slot >= 0 and int(running.num_computed[slot]) == num_tokens and not self._in_flight
+        if not is_here or not running.has_free_slot or not self.blocks.can_fork(num_tokens):
+            self._wait_first(branch)
+            return
+        running.write_tokens(branch)
+        other = running.enter(branch, num_tokens, self._final_length(branch), behind=sequence)
+        self._states.fork(slot, other)
+        self.blocks.fork(slot, other, num_tokens, copy_block)
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
         """Learn what a step has cost and given, which steers how much is drafted.
@@ -299,14 +353,23 @@ class Scheduler:
     def undo(self, step: Step) -> None:
         """Take back an aborted step, so that no prefix keeps its tokens.
 
-        Its sequences must still be here, and the newest of several steps is undone first.
+        Its sequences must still be here, but for whole prompts, which leave nothing that others could read. The newest
+        of several steps is undone first.
         """
-        assert all(sequence.slot >= 0 for sequence in step.sequences), "a sequence left before its step was undone"
-        for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
+        here = [
+            (sequence, start)
+            for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True)
+            if sequence.slot >= 0
+        ]
+        assert self._whole_prompts or len(here) == len(step.sequences), "a sequence left before its step was undone"
+        for sequence, start in here:
             self._running.num_computed[sequence.slot] = start
             self.blocks.forget_uncomputed(sequence.slot, start)
         self._states.forget()  # the snapshots that the step was to leave are among these
         self._in_flight.remove(step)
+        if self._whole_prompts:  # nothing of them is computed, so they wait, and others may have their places
+            for sequence, _ in reversed(here):
+                self._preempt(sequence)
 
     def recompute_all(self) -> None:
         """Preempt all sequences and empty the prefix cache, after a failed step; no step may be in flight."""
@@ -351,6 +414,12 @@ class Scheduler:
         blocks = [[group.block_of(ids[i]) for i in there] for group, there in zip(groups, present, strict=True)]
         return FoundSegment(present, blocks, self._states.snapshot_of(ids[-1]))
 
+    def find_known(self, tokens: Int32Array, adapter_id: int = -1) -> tuple[int, FoundSegment | None]:
+        """How many of these tokens a sequence could begin behind now, and where their blocks and state lie."""
+        chain = self.blocks.find_prefix(np.append(tokens, np.int32(0)), adapter_id)  # the last one counts, too
+        count = self._states.find(chain, self.blocks.starts(chain))[0]
+        return count * self.blocks.block_size, self.find_segment(chain[:count]) if count else None
+
     def adopt(
         self,
         tokens: Int32Array,
@@ -359,13 +428,16 @@ class Scheduler:
         write_blocks: Callable[[int, Int32Array], object],
         write_state: Callable[[int], object] | None,
         adapter_id: int = -1,
+        *,
+        begin: int | None = None,
     ) -> bool:
         """Make the segment of a prefix known that ends behind `end` tokens; whether there was room for it.
 
         `tokens`: [end + 1 or more]; `present`, `write_blocks`: see `BlockManager.adopt`; `write_state` fills the state
-        behind the segment; None: it was not kept, and no sequence begins there.
+        behind the segment; None: it was not kept, and no sequence begins there. `begin`: the tokens before the segment,
+        in whole blocks; None: it has `segment_tokens`.
         """
-        size, begin = self.blocks.block_size, end - self.segment_tokens
+        size, begin = self.blocks.block_size, end - self.segment_tokens if begin is None else begin
         chain = self.blocks.find_prefix(tokens[: begin + 1], adapter_id)
         if len(chain) * size < begin:  # it was lost meanwhile
             return False
@@ -387,9 +459,16 @@ class Scheduler:
             choice.budget = min(choice.budget, max_prompt_tokens)
         if self._choose_prefills(choice, lane) and not preempted:
             self._admit(choice, now, lane)
-        if choice.sequences or lane is None or self._in_flight:
+        if choice.sequences or self._in_flight:
             return bool(choice.sequences)
-        return self._choose(choice, now, None, max_prompt_tokens)  # such as where the other lane holds all blocks
+        if lane is not None:
+            return self._choose(choice, now, None, max_prompt_tokens)  # such as where the other lane holds all blocks
+        # What is held may wait for the tokens of others, for which there is no slot or no block.
+        held = next((one for one in reversed(self.running) if self._running.is_held(one)), None)
+        if held is None:
+            return False
+        self._preempt(held)
+        return self._choose(choice, now, None, max_prompt_tokens)
 
     def _choose_decodes(self, choice: StepChoice, lane: Lane | None) -> bool | None:
         """Add one token of every sequence in decode, with a new block where the last is full.
@@ -554,7 +633,7 @@ class Scheduler:
             self._drafting.enter(sequence)
         slot = self._running.enter(sequence, num_cached, final_length)
         self.blocks.share(slot, chain, sequence.adapter_id)
-        self._states.enter(slot, state)
+        self._states.enter(slot, state, num_cached)
         if not sequence.first_scheduled:
             sequence.first_scheduled = now
             if not sequence.collect_logits:
@@ -574,11 +653,17 @@ class Scheduler:
         """Free the blocks of the youngest running sequence and move it to the front of the waiting queue."""
         if self._drafting is not None:
             self._drafting.catch_up()
+        is_held = self._running.is_held(sequence)
         self._leave_slot(sequence)
-        self.waiting[sequence] = None
-        self.waiting.move_to_end(sequence, last=False)
+        if not is_held:  # otherwise there is nothing to compute before `append`
+            self._wait_first(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+    def _wait_first(self, sequence: Sequence) -> None:
+        """Let a sequence wait that is older than all that wait."""
+        self.waiting[sequence] = None
+        self.waiting.move_to_end(sequence, last=False)
 
 
 def _chunk_of(sequence: Sequence, begin: int) -> tuple[int, bool]:

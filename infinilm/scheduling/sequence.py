@@ -88,6 +88,9 @@ class Sequence:
         The host reads or changes the logits of each token.
     samples_on_host : bool
         The host samples the tokens, so no step can be made ahead.
+    is_held : bool
+        The host chooses its tokens between two steps, by log-probabilities, so it waits behind every step until
+        `Scheduler.append` gives it one.
     prediction : Prediction or None
         What the output will largely repeat, if the caller knows.
     replay : sequence of int or None
@@ -135,6 +138,7 @@ class Sequence:
     num_logprobs: int = -1
     needs_logits: bool = False
     samples_on_host: bool = False
+    is_held: bool = False
     prediction: Prediction | None = None
     replay: SequenceOf[int] | None = None
     token_types: Int32Array | None = None

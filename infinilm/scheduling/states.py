@@ -5,9 +5,9 @@ block of keys can. Instead a sequence that ends a step at a multiple of `interva
 behind as a snapshot, and goes on from it into another one: `state_in` and `state_out` of a batch differ then. A
 later sequence with the same prefix begins with the snapshot in the same way. Nothing is ever copied by itself.
 
-A draft changes no state: in a step with drafts each state goes on up to the newest token that is certain. Tokens of the
-draft that turn out right are computed again at the beginning of the next step of the sequence, which takes rows, and no
-copies of states.
+A draft changes no state: in a step with drafts each state goes on up to the newest token that is certain, and what it
+would have read of the draft is kept in its log. The next step of the sequence names how many of these turned out right
+(`num_replayed`), and its state goes through them first. That takes no copies of states, and no token is computed again.
 
 Snapshots are known by the ids of prefixes (`BlockManager.find_prefix`), which are never used again, and the least
 recently used one makes room.
@@ -22,8 +22,12 @@ from typing import Any
 import numpy as np
 
 from infinilm.scheduling.sequence import IndexArray, Int32Array
+from infinilm.speculation import MAX_DRAFT_TOKENS
 
-__all__ = ["StatePool", "plan_states", "snapshot_interval"]
+__all__ = ["NUM_LOG_ROWS", "StatePool", "plan_states", "snapshot_interval"]
+
+NUM_LOG_ROWS = MAX_DRAFT_TOKENS
+"""Rows of the log of a state, and so tokens of a draft at most."""
 
 _NONE = -1
 
@@ -71,6 +75,7 @@ class StatePool:
         self.interval = interval
         self._free = list(range(num_states))[::-1]  # the lowest first, so that memory stays untouched
         self._current = np.full(max_num_seqs, _NONE, np.int32)  # the state that each slot goes on from
+        self._num_seen = np.zeros(max_num_seqs, np.int32)  # tokens that it has seen
         self._is_snapshot = np.zeros(num_states, np.bool_)
         self._snapshots: OrderedDict[int, int] = OrderedDict()  # id of a prefix -> state; least recently used first
 
@@ -94,9 +99,17 @@ class StatePool:
         """Tokens that a step computes of a prompt at most, to end where the next snapshot is due."""
         return self.interval - num_tokens % self.interval if self.interval else int(np.iinfo(np.int32).max)
 
-    def enter(self, slot: int, state: int) -> None:
-        """Begin a sequence with a snapshot, or with -1."""
+    def enter(self, slot: int, state: int, num_tokens: int) -> None:
+        """Begin a sequence with a snapshot, which has seen `num_tokens`, or with -1."""
         self._current[slot] = state
+        self._num_seen[slot] = num_tokens
+
+    def fork(self, slot: int, other: int) -> None:
+        """Begin an empty slot, `other`, with the state of `slot`: both go on from it as from a snapshot."""
+        state = self._current[slot]
+        self._current[other] = state
+        if state >= 0:
+            self._is_snapshot[state] = True
 
     def leave(self, slot: int) -> None:
         """End a sequence."""
@@ -151,8 +164,8 @@ class StatePool:
         Parameters
         ----------
         slots, starts, ends
-            [num_seqs]: slots of the step's sequences, and tokens of each that its state has seen before the step and
-            behind it. Drafts are beyond: a state cannot be taken back to where one was wrong.
+            [num_seqs]: slots of the step's sequences, and tokens of each that are certain before the step and behind
+            it. Drafts are beyond: a state cannot be taken back to where one was wrong.
         num_decodes
             How many of them decode; these come first.
         prefix_of
@@ -167,8 +180,14 @@ class StatePool:
             if ends[i] % self.interval == 0:
                 prefixes[i] = prefix_of(int(slots[i]))
         state_in, state_out = self.step(slots, prefixes)
-        seen = {"state_tokens": ends - starts} if has_drafts else {}
-        return {"state_in": state_in, "state_out": state_out, **seen}
+        num_replayed = starts - self._num_seen[slots]
+        self._num_seen[slots] = ends
+        arrays = {"state_in": state_in, "state_out": state_out}
+        if has_drafts:
+            arrays["state_tokens"] = ends - starts
+        if has_drafts or np.count_nonzero(num_replayed):  # steps that verify drafts have both, and so the same graphs
+            arrays["num_replayed"] = num_replayed
+        return arrays
 
     def snapshot_of(self, prefix: int) -> int | None:
         """The state that is the snapshot of a prefix, if there is one."""

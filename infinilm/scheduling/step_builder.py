@@ -134,6 +134,7 @@ class StepBuilder:
             logits_rows,
             num_prompt_tokens=int(np.maximum(np.minimum(ends, running.prompt_lens[slots]) - starts, 0).sum()),
             samples_on_host=needs_logits and any(s.samples_on_host for s in samples),
+            is_held=running.num_held > 0 and any(s.is_held for s in samples),
             masks=masks,
             num_left=running.num_left,
             drafts=drafts,

@@ -48,6 +48,8 @@ class Step:
     num_prompt_tokens : int
     samples_on_host : bool
         The host samples at least one of the tokens again.
+    is_held : bool
+        The host chooses at least one of the tokens between this step and the next one, see `Sequence.is_held`.
     masks : StepMasks or None
         To be filled in once the step before is done.
     num_left : int
@@ -74,6 +76,7 @@ class Step:
     logits_rows: list[tuple[Sequence, int, int, int]]
     num_prompt_tokens: int
     samples_on_host: bool
+    is_held: bool
     masks: StepMasks | None
     num_left: int
     drafts: list[int] | None = None
@@ -122,6 +125,8 @@ class SampledTokens:
     # More tokens that requests must take in, behind those above. Each is appended to its sequence only then, unless the
     # sequence has ended.
     appended_later: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    # Sequences that wait for a token that the host chooses, and their rows.
+    held: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,10 +238,26 @@ async def _at_once(
         with bad_request(param):
             result = await work()
         service.metrics.count_prompts(num_tokens)
-        return await asyncio.to_thread(lambda: JSONResponse(answer(result)))  # many vectors take time
+        return await asyncio.to_thread(lambda: _LongAnswer(answer(result)))  # many vectors take time
 
     with service.admitted(num_tokens):
         return await service.attended(request.receive, response())
+
+
+class _LongAnswer(JSONResponse):
+    """An object whose lists may be long, such as those of many vectors.
+
+    Entries are written one by one, since `json` keeps all other threads from running until it is done, also the one
+    that runs steps.
+    """
+
+    def render(self, content: dict[str, Any]) -> bytes:
+        write = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        parts = [
+            f"{write(key)}:" + (f"[{','.join(map(write, value))}]" if isinstance(value, list) else write(value))
+            for key, value in content.items()
+        ]
+        return f"{{{','.join(parts)}}}".encode()
 
 
 async def _blocks(
@@ -482,6 +498,7 @@ def _model_entry(model: HostedModel, name: str) -> dict[str, Any]:
         **({"parent": base} if service.adapter_of(name) is not None else {}),
         "max_model_len": model.max_model_len,
         "task": model.task,
+        "input_modalities": ["text", "image"] if model.reads_images else ["text"],  # by OpenRouter's name
         "status": model.status(),
     }
 

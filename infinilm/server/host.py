@@ -32,6 +32,7 @@ from infinilm.llm import LLM
 from infinilm.planning.memory import ModelPlan
 from infinilm.planning.sizes import format_bytes
 from infinilm.planning.together import plan_together
+from infinilm.planning.tower import TowerPlan
 from infinilm.pooling.labels import LabelRecipe
 from infinilm.pooling.recipe import VectorRecipe
 from infinilm.pooling.task import task_of
@@ -86,7 +87,7 @@ class HostedModel:
         "absent", "loading", "ready", "draining" or "failed".
     num_bytes, kv_cache : int
         What it takes in memory, and its cache of that, by its plan; 0 and None: it was not planned.
-    max_model_len, task
+    max_model_len, task, reads_images
         Known from the plan or since it was first loaded.
     num_leases, num_waiting : int
         Requests that hold it, and those that wait until it is ready.
@@ -105,6 +106,7 @@ class HostedModel:
     kv_cache: int | None = None
     max_model_len: int | None = None
     task: str | None = None
+    reads_images: bool = False
     num_leases: int = 0
     num_waiting: int = 0
     last_used: float = 0.0
@@ -132,7 +134,7 @@ class HostedModel:
     def learn(self) -> None:
         """Note what is told of it while it is not in memory, if it is now."""
         if (llm := self.service.loaded) is not None:
-            self.max_model_len, self.task = llm.max_model_len, llm.task
+            self.max_model_len, self.task, self.reads_images = llm.max_model_len, llm.task, llm.reads_images
 
 
 class ModelHost:
@@ -177,7 +179,7 @@ class ModelHost:
         for source in sources[1:]:
             self.models.append(HostedModel(first.beside(source.names), source))
         self._budget: float = math.inf  # bytes of all models together
-        self._turns = Turns() if len(self.models) > 1 else None
+        self._turns = Turns()
         self._is_started = False
         self._loading = asyncio.Lock()  # models load one at a time
         self._changed = asyncio.Event()  # of this moment: set at the next change that requests or loads may wait for
@@ -342,7 +344,7 @@ class ModelHost:
         for model in self.models:
             plan = plans[model.name]
             model.num_bytes, model.kv_cache = plan.memory.total_bytes, plan.memory.kv_budget_bytes
-            model.max_model_len = plan.memory.max_model_len
+            model.max_model_len, model.reads_images = plan.memory.max_model_len, isinstance(plan.tower, TowerPlan)
             labels = None
             if plan.config.head == "score":
                 head = family_of(plan.config.architecture).label_head
@@ -408,7 +410,7 @@ class ModelHost:
     def _loaded(self, model: HostedModel, source: ModelSource) -> LLM:
         """Load, in a thread."""
         llm = source.load(model.kv_cache)
-        if self._turns is not None:
+        if not self.is_alone or llm.config.is_encoder:  # alone, so that its queries overtake its passages
             llm.take_turns(self._turns)
         for name, folder in model.loras.items():
             if name not in llm.loras:

@@ -35,6 +35,8 @@ _NAMES = {
     r"(tools\[\d+])\.function": r"\1",
 }
 
+_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
 # No effect here: they are about caches, accounts and machines of a hosted service.
 _HARMLESS = (
     "betas",
@@ -133,10 +135,8 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "thinking":
             thought += str(block.get("thinking") or "")
-        elif kind == "text":
-            parts.append({"type": "text", "text": block.get("text")})
         elif kind != "redacted_thinking":
-            raise ApiError(f"{where}.content[{i}]: blocks of type {kind!r} are not supported", param="messages")
+            parts.append(_part(f"{where}.content[{i}]", block))
     if parts or calls or not content:
         yield {
             "role": role,
@@ -146,16 +146,39 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]
         }
 
 
+def _part(where: str, block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a message of a chat from a block that is a text or a picture."""
+    kind = block.get("type")
+    if kind == "text":
+        return {"type": "text", "text": block.get("text")}
+    if kind != "image":
+        raise ApiError(f"{where}: blocks of type {kind!r} are not supported", param="messages")
+    if block.get("transformations"):
+        raise ApiError(f"{where}.transformations: pictures are read as they are; leave it out", param="messages")
+    source = mapping(f"{where}.source", block.get("source"))
+    if source.get("type") == "file":
+        raise ApiError(f"{where}.source: no files are kept here; send the picture as base64", param="messages")
+    if one_of("base64", "url")(f"{where}.source.type", source.get("type")) == "url":
+        url = text(f"{where}.source.url", source.get("url"))
+    else:
+        media_type = one_of(*_MEDIA_TYPES)(f"{where}.source.media_type", source.get("media_type"))
+        url = f"data:{media_type};base64,{text(f'{where}.source.data', source.get('data'))}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def _result(where: str, block: Mapping[str, Any]) -> Any:
     """What a tool gave. Templates have no field for a failure, so the text says it, as tools do elsewhere."""
     content = block.get("content")
     content = "" if content is None else content
+    if not isinstance(content, str):
+        blocks = list_of(mapping)(f"{where}.content", content)
+        content = [_part(f"{where}.content[{i}]", inner) for i, inner in enumerate(blocks)]
     is_error = block.get("is_error")
     if is_error is None or not boolean(f"{where}.is_error", is_error):
         return content
     if isinstance(content, str):
         return f"Error: {content}"
-    return [{"type": "text", "text": "Error:"}, *list_of(mapping)(f"{where}.content", content)]
+    return [{"type": "text", "text": "Error:"}, *content]
 
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}

@@ -220,7 +220,9 @@ class Metrics(Collector):
             "external_prefix_cache_queries", "Tokens of prompts looked for in host memory and on disk.", queried
         )
         yield self._counter("external_prefix_cache_hits", "Tokens of prompts that came from there.", hits)
-        yield self._counter("num_preemptions", "Sequences computed again for lack of blocks.", engine.num_preemptions)
+        yield self._counter(
+            "num_preemptions", "Sequences computed again for lack of blocks, or behind a query.", engine.num_preemptions
+        )
         yield self._counter("spec_decode_num_drafts", "Drafts that steps have verified.", engine.num_drafts)
         drafted, accepted = engine.num_draft_tokens, engine.num_accepted_tokens
         yield self._counter("spec_decode_num_draft_tokens", "Tokens of these drafts.", drafted)

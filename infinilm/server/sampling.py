@@ -48,6 +48,12 @@ def _speculation(name: str, value: object) -> str | int:
     return integer(1, MAX_DRAFT_TOKENS)(name, value)
 
 
+@described({"anyOf": [{"type": "boolean"}, {"enum": ["never"]}]})
+def _early_stopping(name: str, value: object) -> bool | str:
+    """When a beam search ends, as `SamplingParams` has it."""
+    return "never" if value == "never" else boolean(name, value)
+
+
 _FIELDS = {
     "temperature": number(0, 2),
     "frequency_penalty": number(-2, 2),
@@ -64,6 +70,9 @@ _FIELDS = {
     "skip_special_tokens": boolean,
     "speculation": _speculation,
     "return_receipt": boolean,
+    "beam_width": integer(1, MAX_CHOICES),
+    "length_penalty": number(-10, 10),
+    "early_stopping": _early_stopping,
 }
 
 # No effect here, and none on what an answer says elsewhere: they are about accounts, logs, caches, queues and memory.
@@ -121,6 +130,11 @@ def take_sampling(body: Body) -> Sampling:
         value = body.take(name, kind)
         if value is not None:
             keywords[name] = value
+    searches = body.take("use_beam_search", boolean)  # vLLM's, where n alone may say how wide
+    if searches:
+        keywords.setdefault("beam_width", keywords.get("n", 1))
+    elif searches is not None and "beam_width" in keywords:
+        raise ApiError("beam_width needs use_beam_search: true, or leave that out", param="beam_width")
     top_p = body.take("top_p", number(0, 1))
     top_k = body.take("top_k", integer(-1))
     if top_p == 0:

@@ -33,7 +33,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +46,7 @@ from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, Request
 from infinilm.logs import logger
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics
-from infinilm.requests.request import EngineRequest, RequestUpdate
+from infinilm.requests.request import Completion, EngineRequest, RequestUpdate
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Lane, Sequence
 from infinilm.scheduling.steps import InFlight, Step
@@ -53,6 +55,8 @@ from infinilm.serving.prefix_exchange import PrefixExchange
 from infinilm.serving.request_progress import RequestProgress, deliver
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.serving.turns import Turn
+
+_T = TypeVar("_T")
 
 _BUSY = "the LLM is busy with other requests; do this while none runs"
 _CLOSED = "this LLM is closed; make a new one"
@@ -118,6 +122,7 @@ class EngineThread:
         self._process = os.getpid()  # the process in which the thread can run
         self._lock = queue.lock  # guards the flags; a thread that holds it waits for nothing else
         self._resets_prefixes = False  # the prefix cache is to be emptied before the next step
+        self._work: deque[tuple[Callable[[], None], Future[Any]]] = deque()  # to be done between steps
         self._closed = False
         self._death: BaseException | None = None  # why the engine died
         self._thread: threading.Thread | None = None
@@ -125,7 +130,8 @@ class EngineThread:
         self._counters = Counters()
         self.turn: Turn | None = None
         self._lane: Lane | None = None  # whose turn it is
-        self._progress = self.progress_class(scheduler, queue, self._counters, exchange)
+        self._interruptible: InFlight | None = None  # the newest step, if a query may abort it
+        self._progress = self.progress_class(scheduler, queue, self._counters, exchange, self._copy_block)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -191,6 +197,17 @@ class EngineThread:
             self._queue.put(listed)
         if self.turn is not None:
             self.turn.nudge()
+            if any(request.sequence.lane is Lane.INTERACTIVE for request in listed):
+                self._interrupt(self.turn)
+
+    def _interrupt(self, turn: Turn) -> None:
+        """Abort a long step of bulk work, for a query that would wait for it; its texts are computed once more.
+
+        By the thread of the caller, since that of the engine waits for the step.
+        """
+        step = self._interruptible
+        if step is not None and turn.is_long(step.step.num_prompt_tokens, time.perf_counter() - step.submitted):
+            step.pending.abort()
 
     def _start_thread(self) -> None:
         """Start the thread if it is not running; the caller holds the lock.
@@ -266,6 +283,48 @@ class EngineThread:
                     self._deliver(self._fail([], error))
             yield self._run_alone
 
+    @property
+    def exchange(self) -> PrefixExchange | None:
+        """What keeps prefixes outside of the cache."""
+        return self._exchange
+
+    def between_steps(self, work: Callable[[], _T]) -> _T:
+        """Run something in the engine thread while no step is in flight, and wait for it; requests go on behind it.
+
+        Raises
+        ------
+        EngineDeadError, InfinilmError
+            As `check_open` does.
+        Exception
+            What it raises.
+        """
+        outcome: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        with self._lock:
+            self.check_open()
+            self._start_thread()
+            self._work.append((run, outcome))
+            self._queue.wake()
+        return outcome.result()
+
+    def forget_computed(self) -> None:
+        """Forget all keys, values and states, of other weights; running requests compute theirs anew.
+
+        Called in `between_steps`. No receipt could say which weights an answer is of that is running.
+        """
+        self.scheduler.recompute_all()
+        if self._exchange is not None:
+            self._exchange.forget()
+        for request in self._queue.open_requests:
+            if isinstance(request, Completion):
+                request.make_receipt = None
+
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache for all later requests; running requests continue."""
         self.check_open()
@@ -302,6 +361,9 @@ class EngineThread:
             error.__cause__ = self._death
         with self._lock:  # closed or dead, so no request comes in after these
             self._queue.receive()
+            for _, outcome in self._work:
+                outcome.set_exception(own_copy(error))
+            self._work.clear()
         with self._stepping:
             self._queue.forget_cancelled()
             updates = [
@@ -322,7 +384,8 @@ class EngineThread:
         # `close` sets the flag before it wakes this thread, and `receive` may have used up the wake-up since.
         exchange = self._exchange
         is_saving = exchange is not None and exchange.has_unsaved
-        if not (self._closed or self._queue.num_unstarted or self._in_flight or self.scheduler.has_work or is_saving):
+        has_work = bool(self._work) or self.scheduler.has_work
+        if not (self._closed or self._queue.num_unstarted or self._in_flight or has_work or is_saving):
             self._has_turn(0)  # gives it back
             # A request whose prefix is read may be cancelled or late meanwhile.
             self._queue.wait(_LOOK_EVERY_SECONDS if exchange is not None and exchange.is_searching else None)
@@ -340,6 +403,15 @@ class EngineThread:
         updates = [] if is_cancelled else self._take_queued()
         failed: Step | None = None  # the step whose requests fail with an error; None: all requests
         try:
+            if self._work:
+                while self._in_flight:
+                    last = self._in_flight.popleft()
+                    failed = last.step
+                    output = self._wait_for(last)
+                    failed = None
+                    self._take_results(last, output, updates)
+                while self._work:
+                    self._work.popleft()[0]()
             if not self._in_flight or (self._runs_ahead(self._in_flight[0].step) and not is_cancelled):
                 was_idle = not self._in_flight
                 if was_idle:
@@ -368,7 +440,7 @@ class EngineThread:
         except BaseException as error:
             requests: Iterable[EngineRequest] = self._queue.open_requests
             if failed is not None:
-                requests = [sequence.request for sequence in failed.sequences]
+                requests = dict.fromkeys(sequence.request for sequence in failed.sequences)
             updates += self._fail(requests, error)
         return updates
 
@@ -378,7 +450,7 @@ class EngineThread:
             return False
         if self._num_stages > 1:
             return len(self._in_flight) < self._num_stages and not self._hooks.in_use
-        if self._step_seconds >= _AHEAD_BELOW_SECONDS or step.samples_on_host or self._hooks.in_use:
+        if self._step_seconds >= _AHEAD_BELOW_SECONDS or step.samples_on_host or step.is_held or self._hooks.in_use:
             return False
         return step.drafts is None and not self.scheduler.needs_results
 
@@ -422,6 +494,8 @@ class EngineThread:
                     self._hooks.watch("final_norm", look)
                 has_masks = step.masks is not None
                 in_flight = InFlight(step, self._engine.submit(step.batch, has_masks), now, hidden, has_masks)
+                may_interrupt = self.scheduler.may_interrupt(step) and not self._hooks.in_use
+                self._interruptible = in_flight if may_interrupt else None
         finally:
             if in_flight is None:
                 self._hooks.take_back()
@@ -446,6 +520,8 @@ class EngineThread:
             self._hooks.raise_failure()
             return output
         finally:
+            if self._interruptible is step:
+                self._interruptible = None
             # The hooks belong to the newest step. Taking them back waits for that step, which may wait for masks that
             # this thread fills in later.
             if not self._in_flight or self._in_flight[-1] is step:
@@ -541,6 +617,10 @@ class EngineThread:
             if request.finish_reason is None and not self._queue.are_cancelled([request]):
                 logger.warning("a request was cancelled, since its updates cannot be delivered: %s", error)
                 self.cancel([request])
+
+    def _copy_block(self, group: int, source: int, target: int) -> None:
+        """See `BlockManager.fork`."""
+        self._engine.write_blocks(group, [target], self._engine.read_blocks(group, [source]))
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""

@@ -13,7 +13,7 @@ from infinilm.requests.logits import HostSampler, best_logprobs
 from infinilm.requests.request import EngineRequest
 from infinilm.scheduling.sequence import Int32Array, Sequence
 
-__all__ = ["sample_rows", "token_logprobs"]
+__all__ = ["best_of_row", "sample_rows", "token_logprobs"]
 
 
 def sample_rows(
@@ -89,6 +89,21 @@ def token_logprobs(
     count = sequence.params.kept_logprobs
     if count is None:
         return None
+    best, own = _row_logprobs(sampler, output, sequence, row, token_id, count)
+    return best | {token_id: own}
+
+
+def best_of_row(
+    sampler: HostSampler, output: _core.StepOutput, sequence: Sequence, row: int, count: int
+) -> dict[int, float]:
+    """Log-probabilities of the `count` most probable tokens of a row, best first; parameters as of `token_logprobs`."""
+    best, _ = _row_logprobs(sampler, output, sequence, row, 0, count)
+    return best
+
+
+def _row_logprobs(
+    sampler: HostSampler, output: _core.StepOutput, sequence: Sequence, row: int, token_id: int, count: int
+) -> tuple[dict[int, float], float]:
     if sequence.needs_logits:
         assert output.logits is not None
         logits = output.logits.numpy()[row : row + 1]  # [1, vocab_size]
@@ -96,4 +111,4 @@ def token_logprobs(
     else:
         assert output.logprob_ids is not None and output.logprobs is not None
         ids, logprobs = (x.numpy()[row, : 1 + count] for x in (output.logprob_ids, output.logprobs))
-    return best_logprobs(ids[1:], logprobs[1:]) | {token_id: float(logprobs[0])}
+    return best_logprobs(ids[1:], logprobs[1:]), float(logprobs[0])

@@ -59,7 +59,8 @@ class _Search:
 
     request: EngineRequest
     adapter: Adapter | None
-    tokens: Int32Array  # of the prompt
+    tokens: Int32Array  # of the prompt, as the cache knows them
+    names: Int32Array  # the same as every process would call them
     num_known: int  # tokens of it that the cache held
     arrived: queue.Queue[_Arrival | None] = field(default_factory=lambda: queue.Queue(_MAX_ARRIVED))
     stopped: threading.Event = field(default_factory=threading.Event)  # the rest is not wanted
@@ -69,7 +70,8 @@ class _Search:
 class _Ended:
     """A sequence that has ended, whose prefix is to be kept."""
 
-    tokens: Int32Array  # prompt and output
+    tokens: Int32Array  # prompt and output, as the cache knows them
+    names: Int32Array  # the same as every process would call them
     adapter: Adapter | None
     keys: list[str] | None = None  # of its segments
     ids: list[int] = field(default_factory=list)  # of the prefixes that its blocks end with
@@ -131,7 +133,7 @@ class PrefixExchange:
         sequence = request.sequence
         if not self._is_kept(sequence):
             return False
-        tokens = np.ascontiguousarray(sequence.prompt_token_ids)
+        tokens, names = _prompt_of(sequence)
         num_known = scheduler.num_known(tokens, sequence.adapter_id)
         missing = (len(tokens) - 1) // scheduler.segment_tokens - num_known // scheduler.segment_tokens
         if missing <= 0:
@@ -139,7 +141,7 @@ class PrefixExchange:
         if self._read_seconds > self._compute_seconds > 0:
             self._read_seconds *= _FORGOTTEN  # so that a disk that was slow once is tried again
             return False
-        search = _Search(request, sequence.adapter, tokens, num_known)
+        search = _Search(request, sequence.adapter, tokens, names, num_known)
         try:
             self._readers.submit(self._search, search, scheduler.segment_tokens, scheduler.has_states)
         except RuntimeError:  # the interpreter ends
@@ -203,8 +205,9 @@ class PrefixExchange:
     def end(self, sequence: Sequence, adapter: Adapter | None) -> None:
         """Keep the prefix of a sequence that has left the scheduler; `save` does so."""
         if self._is_kept(sequence):
-            tokens = np.concatenate([sequence.prompt_token_ids, np.array(sequence.output_token_ids, np.int32)])
-            self._ended.append(_Ended(tokens, adapter))
+            output = np.array(sequence.output_token_ids, np.int32)
+            tokens, names = (np.concatenate([prompt, output]) for prompt in _prompt_of(sequence))
+            self._ended.append(_Ended(tokens, names, adapter))
 
     def save(self, scheduler: Scheduler, patience: float = 0.0) -> None:
         """Copy a segment or none of what is left to save; called between steps, until `has_unsaved` is false.
@@ -244,7 +247,7 @@ class PrefixExchange:
             return
         size, blocks = scheduler.segment_tokens, scheduler.blocks
         ended.ids = blocks.find_prefix(ended.tokens, ended.adapter_id)
-        ended.keys = segment_keys(identity, ended.tokens[: len(ended.ids) * blocks.block_size], size)
+        ended.keys = segment_keys(identity, ended.names[: len(ended.ids) * blocks.block_size], size)
         ended.num_unsaved_states = len(ended.keys) if scheduler.has_states else 0
 
     def _next_unsaved(self, scheduler: Scheduler, ended: _Ended) -> tuple[str, FoundSegment, bool] | None:
@@ -288,6 +291,21 @@ class PrefixExchange:
         if num_prompt_tokens > num_tokens:
             self._compute_seconds = _averaged(self._compute_seconds, seconds / num_prompt_tokens)
 
+    def prepare(self, adapter: Adapter | None) -> bool:
+        """Find the identity of an adapter, which may take seconds; whether anything is kept. In any thread."""
+        return self._writer.submit(self._identity, adapter).result() is not None
+
+    def flush(self) -> None:
+        """Wait until all that was copied is written; in any thread."""
+        self._writer.submit(bool).result()
+
+    def forget(self) -> None:
+        """Let go of what was found, or is to be saved, of weights that have changed."""
+        self._identities = {}  # another one, since the thread that writes may be filling this one in
+        self._ended.clear()
+        for search in self._searches:
+            search.stopped.set()
+
     def close(self, scheduler: Scheduler) -> None:
         """Save what is left to save, for some seconds, and end the threads."""
         end = time.perf_counter() + _CLOSING_SECONDS
@@ -303,22 +321,23 @@ class PrefixExchange:
 
     def _is_kept(self, sequence: Sequence) -> bool:
         """Whether tokens say all that its keys and values are a function of."""
-        plain = sequence.given is None and sequence.token_types is None
-        return plain and not sequence.collect_logits and not self._is_broken and not self._has_hooks()
+        is_named = sequence.given is None or sequence.given.names is not None
+        is_plain = is_named and sequence.token_types is None and not sequence.collect_logits
+        return is_plain and not self._is_broken and not self._has_hooks()
 
     def _identity(self, adapter: Adapter | None) -> str | None:
         """The identity of an adapter; None: what it follows from cannot be read, and nothing is kept.
 
         Called in the thread that writes alone, so that nothing is read twice.
         """
-        adapter_id = -1 if adapter is None else adapter.id
-        if adapter_id not in self._identities and not self._is_broken:
+        adapter_id, identities = -1 if adapter is None else adapter.id, self._identities
+        if adapter_id not in identities and not self._is_broken:
             try:
-                self._identities[adapter_id] = self._make_identity(adapter)
+                identities[adapter_id] = self._make_identity(adapter)
             except (InfinilmError, OSError) as error:
                 self._is_broken = True
                 logger.warning("no prefix is kept outside of the cache: %s", error)
-        return self._identities.get(adapter_id)
+        return identities.get(adapter_id)
 
     def _search(self, search: _Search, segment_tokens: int, has_states: bool) -> None:
         """Read the segments of a prefix that the cache lacks, one behind the other, in a thread of its own.
@@ -329,8 +348,8 @@ class PrefixExchange:
             identity = self._identities.get(-1 if search.adapter is None else search.adapter.id)
             if identity is None:
                 identity = self._writer.submit(self._identity, search.adapter).result(_IDENTITY_SECONDS)
-            tokens = search.tokens[: (len(search.tokens) - 1) // segment_tokens * segment_tokens]
-            keys = [] if identity is None else segment_keys(identity, tokens, segment_tokens)
+            names = search.names[: (len(search.names) - 1) // segment_tokens * segment_tokens]
+            keys = [] if identity is None else segment_keys(identity, names, segment_tokens)
             while has_states and keys and not self._store.has(state_key(keys[-1])):
                 keys.pop()
             for number in range(search.num_known // segment_tokens, len(keys)):
@@ -350,6 +369,14 @@ class PrefixExchange:
     def _arrive(self, search: _Search, item: _Arrival | None) -> None:
         search.arrived.put(item)
         self._wake()
+
+
+def _prompt_of(sequence: Sequence) -> tuple[Int32Array, Int32Array]:
+    """The tokens of a prompt as the cache knows them, and as every process would call them, [num_tokens]."""
+    if (given := sequence.given) is not None and given.names is not None:
+        return given.contents, given.names
+    tokens = np.ascontiguousarray(sequence.prompt_token_ids)
+    return tokens, tokens
 
 
 def _averaged(before: float, measured: float) -> float:

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from infinilm import _core
-from infinilm.errors import InfinilmError, own_copy
+from infinilm.errors import InfinilmError, RequestError, own_copy
+from infinilm.requests.beam_search import BeamSearch, Hypothesis
 from infinilm.requests.logits import HostSampler, sampling_error
 from infinilm.requests.request import Completion, EngineRequest, PromptRequest, RequestUpdate
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Int32Array, Sequence
 from infinilm.scheduling.steps import InFlight, Step
 from infinilm.serving.counters import Counters
-from infinilm.serving.host_sampling import sample_rows, token_logprobs
+from infinilm.serving.host_sampling import best_of_row, sample_rows, token_logprobs
 from infinilm.serving.mailbox import wake_loops
 from infinilm.serving.prefix_exchange import PrefixExchange
 from infinilm.serving.request_queue import RequestQueue
@@ -62,12 +63,20 @@ class RequestProgress:
         Counts the requests that have ended.
     exchange : PrefixExchange or None
         Keeps the prefixes of requests that have ended.
+    copy_block : callable
+        Copies a block of the cache, see `BlockManager.fork`.
     """
 
     def __init__(
-        self, scheduler: Scheduler, queue: RequestQueue, counters: Counters, exchange: PrefixExchange | None = None
+        self,
+        scheduler: Scheduler,
+        queue: RequestQueue,
+        counters: Counters,
+        exchange: PrefixExchange | None,
+        copy_block: Callable[[int, int, int], object],
     ) -> None:
         self.scheduler = scheduler
+        self._copy_block = copy_block
         self._exchange = exchange
         self._queue = queue
         self._counters = counters
@@ -104,10 +113,11 @@ class RequestProgress:
         for request in requests:
             if request.finish_reason is not None and request in self._queue.open_requests:
                 self._queue.open_requests.discard(request)
-                adapter = request.sequence.adapter
-                self.scheduler.remove(request.sequence)
-                if self._exchange is not None:
-                    self._exchange.end(request.sequence, adapter)
+                for sequence in request.sequences:
+                    adapter = sequence.adapter
+                    self.scheduler.remove(sequence)
+                    if self._exchange is not None:
+                        self._exchange.end(sequence, adapter)
                 self._counters.num_finished += 1
         updates: list[RequestUpdate] = []
         for request in requests:
@@ -118,11 +128,12 @@ class RequestProgress:
         return updates
 
     def _start_dependent(self, dependent: EngineRequest, request: EngineRequest) -> list[RequestUpdate]:
-        """Start a request that has waited for another one. It fails if that is a prompt which has failed."""
+        """Start a request that has waited for another one, or end it as that has ended."""
         if dependent.finish_reason is not None:
             return []
-        if isinstance(request, PromptRequest) and request.error is not None:
-            return [self.end(dependent, "error", own_copy(request.error)), *self.remove_ended([dependent])]
+        if request.ends_dependents and request.finish_reason is not None:
+            error = None if request.error is None else own_copy(request.error)
+            return [self.end(dependent, request.finish_reason, error), *self.remove_ended([dependent])]
         return self.start(dependent)
 
     def take_results(self, done: InFlight, output: _core.StepOutput) -> TakenResults:
@@ -150,6 +161,14 @@ class RequestProgress:
             if update is not None:
                 updates.append(update)
             changed.append(sequence.request)
+        for sequence, row in sampled.held:
+            search: BeamSearch = sequence.request
+            if search.finish_reason is None and self._is_complete(search, output, sequence, row, updates):
+                taken, count = self._advance(search, now)
+                updates += taken
+                num_tokens += count
+            if search.finish_reason is not None:
+                changed.append(search)
         for failed, error in failures.items():
             if failed.finish_reason is not None:
                 continue
@@ -163,6 +182,55 @@ class RequestProgress:
                     updates.append(update)
                     changed.append(collector)
         return TakenResults(now, num_tokens, updates + self.remove_ended(changed))
+
+    def _is_complete(
+        self, search: BeamSearch, output: _core.StepOutput, sequence: Sequence, row: int, updates: list[RequestUpdate]
+    ) -> bool:
+        """Give a search the row of a beam, which fails if its logits are no numbers; whether it has those of all."""
+        try:
+            ids = output.ids.numpy() if output.ids is not None else None
+            if ids is not None and ids[row] < 0:
+                raise sampling_error(int(ids[row]), False, False)
+            logprobs = best_of_row(self._sampler, output, sequence, row, search.num_logprobs)
+            return search.take_row(sequence, logprobs)
+        except BaseException as error:
+            updates.append(self.end(search, "error", error))
+            return False
+
+    def _advance(self, search: BeamSearch, now: float) -> tuple[list[RequestUpdate], int]:
+        """Continue a search, or give its outputs to its completions; returns updates, and how many tokens these got."""
+        try:
+            moves = search.advance(now)
+        except BaseException as error:  # such as of a tokenizer, which looks for stop strings
+            return [self.end(search, "error", error)], 0
+        if search.finish_reason is None:
+            for sequence in moves.dropped:
+                self.scheduler.remove(sequence)
+            for sequence, branch in moves.forked:
+                self.scheduler.fork(sequence, branch, self._copy_block, now)
+            for sequence, token_id in moves.continued:
+                self.scheduler.append(sequence, token_id, now)
+            return [], 0
+        updates: list[RequestUpdate] = []
+        for completion, hypothesis in search.winners():
+            if completion.finish_reason is None:
+                updates += self._replay(completion, hypothesis)
+        return updates, sum(len(one.sequence.output_token_ids) for one in search.completions)
+
+    def _replay(self, completion: Completion, hypothesis: Hypothesis | None) -> list[RequestUpdate]:
+        """Give a completion an output that was found elsewhere, as if it had generated that."""
+        updates: list[RequestUpdate] = []
+        if hypothesis is not None:
+            completion.beam_score = float(hypothesis.score)
+            for token_id, came, logprobs in zip(*hypothesis[1:], strict=True):
+                completion.sequence.append(token_id, came)
+                update = self._guarded(completion, completion.take_token, token_id, completion.wanted(logprobs))
+                if update is not None:
+                    updates.append(update)
+        if completion.finish_reason is None:
+            few = RequestError("the beam search has found fewer outputs than n: ask for fewer")
+            updates.append(self.end(completion, "error", few))
+        return updates + self.remove_ended([completion])
 
     def _sampled_ids(
         self, step: Step, output: _core.StepOutput
@@ -181,7 +249,7 @@ class RequestProgress:
                     continue
                 sequence = step.samples[row]
                 request: EngineRequest = sequence.request
-                if request.finish_reason is None and request not in failures:
+                if not sequence.is_held and request.finish_reason is None and request not in failures:
                     is_constrained, is_changed = sequence.constraint is not None, sequence.changes is not None
                     failures[request] = sampling_error(int(ids[row]), is_constrained, is_changed)
         return ids, failures

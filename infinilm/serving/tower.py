@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,13 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checkpoint.mapped import MappedTensors
+from infinilm.checkpoint.projector import ProjectorCheckpoint
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
-from infinilm.images import Patches
+from infinilm.config.towers import TowerConfig
+from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
+from infinilm.errors import RequestError
+from infinilm.images import MediaRules, Patches, open_image
 from infinilm.images.processor import merge_order
 from infinilm.planning.memory import ModelPlan
 from infinilm.planning.tower import BLOCK_SIZE, TowerPlan
@@ -28,10 +32,40 @@ __all__ = ["TowerEngine"]
 
 
 class _Tile(NamedTuple):
-    """A picture, or a tile of one: a sequence of the tower."""
+    """A picture, or a tile of one, whose windows are sequences of the tower: one, where layers see all of it."""
 
     pixels: npt.NDArray[np.float32]  # [num_patches, patch_dim]
     grid: tuple[int, int]
+    order: npt.NDArray[np.int64]  # of its rows, [num_rows]: those of a window are neighbours
+    window_lens: npt.NDArray[np.int32]  # patches of each window
+
+    @classmethod
+    def of(cls, pixels: npt.NDArray[np.float32], grid: tuple[int, int], config: TowerConfig) -> _Tile:
+        order, num_rows = config.windows_of(grid)
+        return cls(pixels, grid, order, (num_rows * config.merged_patches).astype(np.int32))
+
+    def by_window(self, patches: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What is told of each patch, [num_patches, ..], in the order of windows."""
+        merged = patches.reshape(len(self.order), -1, *patches.shape[1:])
+        return merged[self.order].reshape(patches.shape)
+
+
+class _Blocks(NamedTuple):
+    """Where keys and values of a step are: sequences one behind the other, each from the beginning of a block on."""
+
+    slots: npt.NDArray[np.int64]  # [num_patches]
+    table: npt.NDArray[np.int32]  # [num_sequences, columns]
+
+    @classmethod
+    def of(cls, lens: npt.NDArray[np.int32], num_blocks: int, columns: int) -> _Blocks:
+        firsts = np.concatenate([[0], np.cumsum(_blocks_of(lens))])
+        slots = np.concatenate([first * BLOCK_SIZE + np.arange(n) for first, n in zip(firsts, lens, strict=False)])
+        table = np.minimum(firsts[:-1, None] + np.arange(columns), num_blocks - 1)
+        return cls(slots.astype(np.int64), table.astype(np.int32))
+
+
+def _blocks_of(lens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return -(-lens // BLOCK_SIZE)
 
 
 class TowerEngine:
@@ -70,13 +104,18 @@ class TowerEngine:
         use_tqdm: bool,
     ) -> None:
         self._plan, self._lock = plan, threading.Lock()
+        self._order = checkpoint.order if isinstance(checkpoint, ProjectorCheckpoint) else plan.config.head_order
+        self._registry: HookRegistry | None
         self._engine = _core.InferEngine(plan.spec, device, num_threads)
         if checkpoint is None:
             self._engine.load_dummy(dtype, seed)
         else:
             load_weights(checkpoint, self._engine, dtype=dtype, progress=use_tqdm, find=self._find, is_whole=False)
         self._engine.finish_loading()
-        self._engine.reset_cache(plan.num_blocks, BLOCK_SIZE, dtype)
+        self._hooks, self._registry = EngineHooks(self._engine, ModelSites(plan.spec), 1), None
+        self._has_windows = plan.config.window_size > 0
+        window_blocks = plan.num_blocks if self._has_windows else 0
+        self._engine.reset_cache(plan.num_blocks, BLOCK_SIZE, dtype, num_window_blocks=window_blocks)
 
     @classmethod
     def open(
@@ -86,13 +125,24 @@ class TowerEngine:
         settings = (model.device, model.dtype, num_threads, seed)
         if load_format == "dummy":
             return cls(plan, None, *settings, use_tqdm=use_tqdm)
-        with open_checkpoint(model.path) as checkpoint:
+        with ProjectorCheckpoint(plan.projector) if plan.projector else open_checkpoint(model.path) as checkpoint:
             return cls(plan, checkpoint, *settings, use_tqdm=use_tqdm)
 
     def _find(self, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, TensorInfo]) -> FoundTensors:
         config, place = self._plan.config, self._plan.place
-        found = find_by_names(config.names(place), None, config.layer_shapes, expected, stored)
+        found = find_by_names(config.names(place), self._order, config.layer_shapes, expected, stored)
         first, family = "model.merger_0.weight", config.family
+        patches, positions = "model.embed_patches.weight", "model.embed_positions.weight"
+        if family.channels_last:
+            numbers = np.arange(3 * config.patch_size**2).reshape(config.patch_size, config.patch_size, 3)
+            found.sources[patches] = replace(
+                found.sources[patches], column_order=numbers.transpose(2, 0, 1).reshape(-1)
+            )
+        if family.position_table:  # [axes, positions, hidden_size]
+            del found.shapes[found.sources[positions].tensor]
+            tensor, (num_positions, size) = f"{place.tower}{family.position_table}", expected[positions]
+            found.sources[positions] = Source(tensor, 0, 2)
+            found.shapes[tensor] = (2, num_positions // 2, size)
         if family.merger_matrix:
             del found.shapes[found.sources[first].tensor]
             tensor, shape = f"{place.merger}{family.merger_matrix}", expected[first][::-1]
@@ -109,7 +159,7 @@ class TowerEngine:
         It takes as few steps as fit; a tile is a sequence by itself.
         """
         tiles = [
-            _Tile(pixels, picture.grid)
+            _Tile.of(pixels, picture.grid, self._plan.config)
             for picture in pictures
             for pixels in np.split(picture.pixels, picture.num_tiles)
         ]
@@ -129,41 +179,95 @@ class TowerEngine:
             for picture in pictures
         ]
 
+    def rows_of(self, images: Sequence[Any]) -> list[npt.NDArray[np.float32]]:
+        """Compute what stands for pictures in a prompt.
+
+        Parameters
+        ----------
+        images : sequence
+            Pictures of Pillow, uint8 arrays [height, width, 3], bytes or paths.
+
+        Returns
+        -------
+        list of float32 array, [num_rows, levels * hidden_size]
+
+        Raises
+        ------
+        RequestError
+            A picture cannot be read, or has more patches than the tower takes.
+        """
+        processor, patches = self._plan.processor, []
+        for i, image in enumerate(images):
+            name = f"picture {i}"
+            patches.append(processor.prepare(open_image(image, name, MediaRules()), name))
+            if (count := len(patches[-1].pixels) // patches[-1].num_tiles) > self._plan.max_patches:
+                raise RequestError(f"{name} has {count} patches, more than the {self._plan.max_patches} of the longest")
+        return self(patches)
+
+    def state_dict(self) -> dict[str, _core.Tensor]:
+        """Its weights in memory of the files or the engine, by the names of `param_shapes`."""
+        return self._engine.state_dict()[0]
+
+    def set_hook_registry(self, registry: HookRegistry | None) -> None:
+        """Let hooks see and replace activations of its layers from the next pictures on.
+
+        The sites are those of `infinilm.engine.hooks.SITES`, with patches in place of tokens. Prompts do not compute
+        a picture again that was seen, and show hooks nothing of it; `rows_of` always computes.
+
+        Raises
+        ------
+        ConfigError
+            A pattern fits no site.
+        """
+        self._hooks.use(registry)
+        self._registry = registry  # which the hooks refer to weakly
+
     def _fits(self, tiles: Sequence[_Tile]) -> bool:
-        counts = [len(tile.pixels) for tile in tiles]
-        num_blocks = sum(-(-count // BLOCK_SIZE) for count in counts)
-        return sum(counts) <= self._plan.max_patches and num_blocks <= self._plan.num_blocks
+        num_blocks = sum(int(_blocks_of(tile.window_lens).sum()) for tile in tiles)
+        return sum(len(tile.pixels) for tile in tiles) <= self._plan.max_patches and num_blocks <= self._plan.num_blocks
 
     def _run(self, tiles: Sequence[_Tile]) -> list[npt.NDArray[np.float32]]:
         config = self._plan.config
         counts = np.array([len(tile.pixels) for tile in tiles], np.int32)
-        places = [merge_order(tile.grid, config.merge_size) for tile in tiles]
-        cu_seqlens = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        in_tile = [np.arange(count, dtype=np.int32) for count in counts]
-        first_blocks = np.concatenate([[0], np.cumsum(-(-counts // BLOCK_SIZE))])
-        slots = [first * BLOCK_SIZE + own for first, own in zip(first_blocks, in_tile, strict=False)]
-        columns = np.arange(-(-int(counts.max()) // BLOCK_SIZE))
-        table = np.minimum(first_blocks[:-1, None] + columns, self._plan.num_blocks - 1)
+        window_lens = np.concatenate([tile.window_lens for tile in tiles])
+        places = [tile.by_window(merge_order(tile.grid, config.merge_size).T).T for tile in tiles]
         positions = [config.positions_of(own, tile.grid) for own, tile in zip(places, tiles, strict=True)]
         learned = [own for own in positions if own is not None]
+        # Layers that see a picture have it as the context of each of its windows, and layers that see windows have
+        # these.
+        columns = int(_blocks_of(counts).max())
+        whole = _Blocks.of(counts, self._plan.num_blocks, columns)
+        num_windows = [len(tile.window_lens) for tile in tiles]
+        slots, table, own_lens = whole.slots, np.repeat(whole.table, num_windows, axis=0), None
+        if self._has_windows:
+            windows = _Blocks.of(window_lens, self._plan.num_blocks, columns)
+            slots, table, own_lens = np.stack([slots, windows.slots]), np.stack([table, windows.table]), window_lens
         batch = _core.Batch(
-            input_ids=np.zeros(cu_seqlens[-1], np.int32),
-            positions=np.concatenate(in_tile),
-            slot_mapping=np.concatenate(slots).astype(np.int64),
-            block_table=table.astype(np.int32),
-            cu_seqlens_q=cu_seqlens,
-            context_lens=counts,
+            input_ids=np.zeros(counts.sum(), np.int32),
+            positions=np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
+            slot_mapping=slots,
+            block_table=table,
+            cu_seqlens_q=np.concatenate([[0], np.cumsum(window_lens)]).astype(np.int32),
+            context_lens=np.repeat(counts, num_windows),
+            window_lens=own_lens,
             logits_rows=np.zeros(1, np.int32),
-            rope_positions=np.concatenate(places, axis=1) if config.family.rope != "none" else None,
-            patches=np.concatenate([tile.pixels for tile in tiles]),
+            rope_positions=np.ascontiguousarray(np.concatenate(places, axis=1))
+            if config.family.rope != "none"
+            else None,
+            patches=np.concatenate([tile.by_window(tile.pixels) for tile in tiles]),
             position_rows=np.concatenate([rows for rows, _ in learned]) if learned else None,
             position_weights=np.concatenate([weights for _, weights in learned]) if learned else None,
             return_logits=True,
         )
         with self._lock:
-            out = self._engine.forward(batch).logits
+            self._hooks.give()
+            try:
+                out = self._engine.forward(batch).logits
+            finally:
+                self._hooks.take_back()
         assert out is not None
-        return [own.copy() for own in np.split(out.numpy(), cu_seqlens[1:-1] // config.merged_patches)]
+        by_window = np.split(out.numpy(), np.cumsum(counts)[:-1] // config.merged_patches)
+        return [own[np.argsort(tile.order)] for own, tile in zip(by_window, tiles, strict=True)]
 
     def close(self) -> None:
         """Free weights and memory; it computes nothing any more. Idempotent."""

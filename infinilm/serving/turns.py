@@ -102,7 +102,8 @@ class Turn:
         self._since = self._charged = 0.0  # when it got the turn, and until when its flow was charged
         self._last_held = -_LATELY
         self._was_nudged = False
-        self._token_seconds: float | None = None  # of a token of a prompt
+        # Means over the steps that had tokens of prompts, of which the last ones count most: tokens, and seconds.
+        self._prompt_tokens = self._prompt_seconds = 0.0
 
     def take(self, lanes: Collection[Lane], seconds: float) -> Lane | None:
         """Go on with the turn or get it: the lane whose work is next, with which a step may be submitted.
@@ -150,13 +151,15 @@ class Turn:
     def must_pass(self, lanes: Collection[Lane]) -> bool:
         """Whether no step is to be made ahead, because another flow is next: of this engine or of another one.
 
+        Nor is one made behind bulk work, so that a query which comes meanwhile waits for a single step of it.
+
         `lanes`: as in `take`, which is then called once all steps have ended.
         """
         now = self._turns._clock()
         with self._turns._changed:
             self._charge(now)
             self._want(lanes)
-            return self._tag < self._flows[self._lane].tag or self._must_pass(now)
+            return self._lane is Lane.BULK or self._tag < self._flows[self._lane].tag or self._must_pass(now)
 
     def nudge(self) -> None:
         """Let a `take` that waits return, since `lanes` may have changed. By any thread."""
@@ -176,9 +179,17 @@ class Turn:
     def observe(self, num_prompt_tokens: int, seconds: float) -> None:
         """Learn what a step has taken that computed so many tokens of prompts."""
         if num_prompt_tokens:
-            new = seconds / num_prompt_tokens
-            old = self._token_seconds
-            self._token_seconds = new if old is None else old + (new - old) / 4
+            self._prompt_tokens += (num_prompt_tokens - self._prompt_tokens) / 4
+            self._prompt_seconds += (seconds - self._prompt_seconds) / 4
+
+    def is_long(self, num_prompt_tokens: int, elapsed: float) -> bool:
+        """Whether a step of so many tokens of prompts is still to take longer than a step may while others wait.
+
+        `elapsed`: seconds since it began.
+        """
+        if not self._prompt_tokens:
+            return False
+        return num_prompt_tokens * self._prompt_seconds / self._prompt_tokens - elapsed > _STEP_SECONDS
 
     def max_prompt_tokens(self, lane: Lane) -> int | None:
         """Tokens of prompts that a step of this lane may have; None: as many as it likes.
@@ -191,9 +202,9 @@ class Turn:
             competes = any(turn in self._turns._waiting or now - turn._last_held < _LATELY for turn in others)
         if lane is Lane.INTERACTIVE and not competes:
             return None
-        if self._token_seconds is None:
+        if not self._prompt_tokens:
             return _LEAST_TOKENS
-        return max(int(_STEP_SECONDS / self._token_seconds), _LEAST_TOKENS)
+        return max(int(_STEP_SECONDS * self._prompt_tokens / self._prompt_seconds), _LEAST_TOKENS)
 
     # ---- inside; the caller holds the lock ----
 

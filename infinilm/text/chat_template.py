@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +37,7 @@ Message = Mapping[str, Any]
 
 _MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the longest contexts hold some 4 million
 _MAX_INDENT = 100
+_RESULT = "what a tool gave"  # of a conversation that is rendered to see how
 _END_MARK = "\ue000the end\ue000"  # of a message that is continued; its first character is for private use
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})  # of all APIs
 _MAX_TOLD = 32  # names of variables: those of clients have no end
@@ -253,6 +254,8 @@ class ChatTemplate:
             try:
                 template, tree = environment.from_string(source), environment.parse(source)
                 traits = TemplateTraits.of(source, tree)
+                if traits.reads_parts and not _reads_tool_parts(template, traits, self.special_tokens):
+                    traits = replace(traits, reads_tool_parts=False)
                 thinking = ThinkingControl.of(source, tree, traits.variables, chat_format(source))
                 self._compiled[name] = _Compiled(template, traits, thinking)
             except jinja2.TemplateSyntaxError as error:
@@ -392,6 +395,25 @@ def _with_end_mark(conversation: Sequence[Mapping[str, Any]]) -> list[Mapping[st
             f"it is {came}"
         )
     return [*conversation[:-1], {**last, "content": content}]
+
+
+def _reads_tool_parts(template: jinja2.Template, traits: TemplateTraits, special_tokens: Mapping[str, str]) -> bool:
+    """Whether a template that reads parts reads those of messages of tools as well, or prints the list of them.
+
+    One that refuses the conversation that this is tried with is taken to read them.
+    """
+    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {}}}
+    conversation: list[Message] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00001", "name": "look", "content": [{"type": "text", "text": _RESULT}]},
+    ]
+    try:
+        messages = check_messages(conversation, traits)
+        text = _render(template, {**special_tokens, "messages": messages, "tools": None, "documents": None})
+    except Exception:  # a template can raise anything
+        return True
+    return _RESULT in text and not any(f"{quote}type{quote}: {quote}text{quote}" in text for quote in "'\"")
 
 
 def _render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:

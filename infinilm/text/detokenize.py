@@ -7,6 +7,7 @@ the earliest stop string.
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Sequence
 
 from infinilm.errors import RequestError
@@ -47,6 +48,14 @@ class IncrementalDetokenizer:
         self._num_read = 0  # how many of the window belong to the previous delta
         self._read_text = ""  # the text of those
         self._borders: list[int] = []  # where in the window the text of a delta began
+
+    def copy(self) -> IncrementalDetokenizer:
+        """One that goes on from here by itself."""
+        other = copy.copy(self)
+        other._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        other._utf8.setstate(self._utf8.getstate())
+        other._window, other._borders = self._window.copy(), self._borders.copy()
+        return other
 
     def push(self, token_id: int) -> str:
         """Take the next token id; return the text that is now certain (often empty).
@@ -195,6 +204,13 @@ class OutputText:
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._parts: list[str] = []
         self.finished = False
+
+    def copy(self) -> OutputText:
+        """The text of a sequence that begins as this one does."""
+        other = copy.copy(self)
+        other._detokenizer = None if self._detokenizer is None else self._detokenizer.copy()
+        other._stops, other._parts = copy.copy(self._stops), self._parts.copy()
+        return other
 
     @property
     def text(self) -> str:

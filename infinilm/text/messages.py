@@ -31,6 +31,7 @@ __all__ = [
 
 _PICTURE_PARTS = ("image_url", "input_image", "image")
 _PICTURE = {"type": "image"}  # what a template reads where a picture is
+_DETAILS = ("auto", "low", "high", "original")  # OpenAI's
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 # Around arguments that are no JSON object, for templates and APIs that read objects alone. The name is the one that
@@ -49,6 +50,8 @@ class TemplateTraits:
     ----------
     reads_parts : bool
         Content as a list of parts; otherwise their texts are joined by line ends.
+    reads_tool_parts : bool
+        The same in messages of tools, whose content some such templates print as it is.
     reads_none : bool
         Content that is None, beside tool calls; otherwise it becomes the empty text.
     knows_developer : bool
@@ -71,6 +74,7 @@ class TemplateTraits:
     """
 
     reads_parts: bool = False
+    reads_tool_parts: bool = True
     reads_none: bool = False
     knows_developer: bool = False
     reads_text_arguments: bool = False
@@ -229,21 +233,32 @@ def check_messages(messages: object, traits: TemplateTraits | None = None) -> li
     return _one_call_each(checked) if traits.reads_one_call else checked
 
 
-class Address(str):
-    """Where a picture is, as a message says it: no path of a file, since messages may be of strangers."""
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a picture is, as a message says it: no path of a file, since messages may be of strangers.
 
-    __slots__ = ()
+    `is_small`: a small picture is enough, which OpenAI's API calls low detail.
+    """
+
+    url: str
+    is_small: bool = False
 
 
-def take_pictures(messages: Any) -> tuple[Any, list[Any]]:
+def take_pictures(messages: Any, placeholder: str = "") -> tuple[Any, list[Any]]:
     """Take the pictures out of a conversation, whatever else it is.
+
+    Parameters
+    ----------
+    messages : sequence of mappings
+    placeholder : str
+        What stands for a picture in texts, for templates that read no parts.
 
     Returns
     -------
     tuple
-        The conversation with ``{"type": "image"}`` in the place of each, and the pictures in their order: addresses of
-        parts ``{"type": "image_url", "image_url": {"url": ...}}``, or of ``input_image``, and what parts
-        ``{"type": "image", "image": ...}`` hold, which is no text.
+        The conversation with ``{"type": "image", "text": placeholder}`` in the place of each, and the pictures in their
+        order: an `Address` of parts ``{"type": "image_url", "image_url": {"url": ...}}``, or of ``input_image``, and
+        what parts ``{"type": "image", "image": ...}`` hold, which is no text.
 
     Raises
     ------
@@ -255,9 +270,14 @@ def take_pictures(messages: Any) -> tuple[Any, list[Any]]:
     def without(where: str, part: Any) -> Any:
         if not isinstance(part, Mapping) or part.get("type") not in _PICTURE_PARTS or dict(part) == _PICTURE:
             return part
-        found = part.get("image" if part["type"] == "image" else "image_url")
-        if part["type"] != "image":
-            found = found.get("url") if isinstance(found, Mapping) else found
+        if part.get("file_id") is not None:
+            raise RequestError(f"{where} has a file_id: no files are kept here; send the picture as 'image_url'")
+        found: Any = part.get("image" if part["type"] == "image" else "image_url")
+        detail = part.get("detail")
+        if part["type"] != "image" and isinstance(found, Mapping):
+            found, detail = found.get("url"), found.get("detail", detail)
+        if detail is not None and detail not in _DETAILS:
+            raise RequestError(f"{where} has the detail {detail!r:.80}; expected one of {', '.join(_DETAILS)}")
         if found is None or isinstance(found, str) == (part["type"] == "image"):
             expected = (
                 "'image', a picture of Pillow, an array, bytes or a Path"
@@ -265,8 +285,8 @@ def take_pictures(messages: Any) -> tuple[Any, list[Any]]:
                 else "'image_url', an address such as 'data:image/png;base64,...'"
             )
             raise RequestError(f"{where} (type {part['type']!r}) must have {expected}")
-        pictures.append(Address(found) if isinstance(found, str) else found)
-        return _PICTURE
+        pictures.append(Address(found, detail == "low") if isinstance(found, str) else found)
+        return {**_PICTURE, "text": placeholder}
 
     def of_message(i: int, message: Any) -> Any:
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -330,9 +350,9 @@ def _checked_message(where: str, message: object, traits: TemplateTraits, ids: _
     if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
         got = "no 'content'" if "content" not in message else f"'content' of type {type(content).__name__}"
         raise RequestError(f"{where} (role {role!r}) must have a 'content' that is a str or a list of parts, got {got}")
-    if traits.reads_parts:
+    if traits.reads_parts and (role != "tool" or traits.reads_tool_parts):
         result["content"] = [
-            _PICTURE if part == _PICTURE else {"type": "text", "text": _part_text(f"{where}['content'][{i}]", part)}
+            _PICTURE if _is_picture(part) else {"type": "text", "text": _part_text(f"{where}['content'][{i}]", part)}
             for i, part in enumerate(content)
         ]
     else:
@@ -351,9 +371,16 @@ def _move_reasoning(message: dict[str, Any], traits: TemplateTraits) -> None:
     message["thinking"] = thought
 
 
+def _is_picture(part: Mapping[str, Any]) -> bool:
+    """Whether a part stands for a picture that was taken out of the conversation."""
+    return part.get("type") == "image" and part.keys() <= {"type", "text"}
+
+
 def _part_text(where: str, part: Mapping[str, Any]) -> str:
     """The text of a part of a message."""
     kind = part.get("type")
+    if _is_picture(part) and part.get("text"):
+        return str(part["text"])
     if not isinstance(kind, str):
         raise RequestError(f"{where} must be like {{'type': 'text', 'text': 'Hello'}}, got {part!r:.80}")
     if kind not in (*_TEXT_PARTS, "refusal"):

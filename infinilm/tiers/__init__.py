@@ -2,7 +2,8 @@
 
 from infinilm.tiers.disk import DiskTier
 from infinilm.tiers.memory import MemoryTier
-from infinilm.tiers.segment import Segment
+from infinilm.tiers.prefix_file import PrefixFile
+from infinilm.tiers.segment import Segment, identity_of
 from infinilm.tiers.store import PrefixStore, Tier, open_tiers
 
-__all__ = ["DiskTier", "MemoryTier", "PrefixStore", "Segment", "Tier", "open_tiers"]
+__all__ = ["DiskTier", "MemoryTier", "PrefixFile", "PrefixStore", "Segment", "Tier", "identity_of", "open_tiers"]

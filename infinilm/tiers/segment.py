@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from infinilm.errors import CacheFileError
 
-__all__ = ["Segment", "segment_keys", "state_key"]
+__all__ = ["Segment", "identity_of", "segment_keys", "state_key"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -49,6 +49,11 @@ def segment_keys(identity: str, tokens: npt.NDArray[np.int32], segment_tokens: i
         key = hashlib.sha256(key.encode() + own).hexdigest()
         keys.append(key)
     return keys
+
+
+def identity_of(origin: Mapping[str, Any]) -> str:
+    """One text for all that keys and values are a function of beside the tokens, by name."""
+    return hashlib.sha256(json.dumps(dict(origin), sort_keys=True).encode()).hexdigest()
 
 
 def state_key(key: str) -> str:

@@ -14,7 +14,15 @@ struct StateStepsArgs {
     const int32_t* state_in;      // [num_seqs], -1: zeros
     const int32_t* state_out;     // [num_seqs]
     const int32_t* state_tokens;  // [num_seqs], or null: all
+    const int32_t* num_replayed;  // [num_seqs], or null: none
     int num_seqs;
+};
+
+// The part of a log that an op reads. See StateSteps in ops/backend.h.
+struct StateLogArgs {
+    const void* rows;  // [num_states, num_rows, n] T, or null where nothing is replayed
+    int64_t stride;    // of a row
+    int num_rows;      // of a state
 };
 
 struct CausalConvArgs {
@@ -29,6 +37,7 @@ struct CausalConvArgs {
     Element type;
     const void *gate_in, *gate_out;  // [num_tokens, channels] T, in place of silu; both null: silu
     int64_t gate_in_stride, gate_out_stride;
+    StateLogArgs x_log, gate_in_log;
 };
 
 // What the state reads is rounded to T before it is normed.
@@ -46,8 +55,9 @@ struct DeltaRuleArgs {
     int64_t qkv_stride, z_stride, a_stride, b_stride, out_stride;
     int num_tokens, num_k_heads, num_v_heads, k_dim, v_dim;  // k_dim: at most most_k_dim
     float eps;
-    bool by_element, sigmoid_gate;
     Element type;
+    StateLogArgs kv_log, a_log, b_log;
+    bool by_element, sigmoid_gate;
 };
 
 // See SelectiveScanParams in ops/backend.h.
@@ -63,6 +73,25 @@ struct SelectiveScanArgs {
     int64_t xbc_stride, dt_stride, out_stride;
     int num_tokens, num_heads, num_groups, state_dim, head_dim;  // state_dim: at most most_k_dim
     float dt_multiplier, dt_min, dt_max;
+    Element type;
+    StateLogArgs xb_log, dt_log;
+};
+
+constexpr int most_log_parts = 4;
+
+// See LogDraftsParams in ops/backend.h.
+struct LogDraftsArgs {
+    struct Part {
+        const void* rows;  // [num_tokens, columns] T
+        int64_t stride;
+        int columns;
+    };
+    Part parts[most_log_parts];
+    int num_parts;
+    void* log;           // [num_states, num_rows, columns of all parts] T
+    int64_t log_stride;  // of a row
+    int num_rows, num_tokens;
+    StateStepsArgs sequences;
     Element type;
 };
 

@@ -1,5 +1,6 @@
 // Batch and the engine.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
@@ -114,13 +115,14 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<int32_t>> allowed_row, std::optional<Vector<int32_t>> previous_rows,
                std::optional<Vector<int32_t>> adapter_ids, std::optional<Vector<int32_t>> state_in,
                std::optional<Vector<int32_t>> state_out, std::optional<Vector<int32_t>> state_tokens,
-               std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
-               std::optional<Matrix<int32_t>> change_tokens, std::optional<Vector<int32_t>> num_logprobs,
-               std::optional<Vector<int32_t>> hidden_rows, std::optional<Vector<int32_t>> token_types,
-               std::optional<Matrix<int32_t>> rope_positions, std::optional<Matrix<float>> given,
-               std::optional<Vector<int32_t>> given_rows, std::optional<Matrix<float>> patches,
-               std::optional<Matrix<int32_t>> position_rows, std::optional<Matrix<float>> position_weights,
-               std::optional<Vector<int32_t>> two_way_seqs, bool return_logits) {
+               std::optional<Vector<int32_t>> num_replayed, std::optional<Matrix<int32_t>> change_rows,
+               std::optional<Matrix<float>> penalties, std::optional<Matrix<int32_t>> change_tokens,
+               std::optional<Vector<int32_t>> num_logprobs, std::optional<Vector<int32_t>> hidden_rows,
+               std::optional<Vector<int32_t>> token_types, std::optional<Matrix<int32_t>> rope_positions,
+               std::optional<Matrix<float>> given, std::optional<Vector<int32_t>> given_rows,
+               std::optional<Matrix<float>> patches, std::optional<Matrix<int32_t>> position_rows,
+               std::optional<Matrix<float>> position_weights, std::optional<Vector<int32_t>> two_way_seqs,
+               std::optional<Vector<int32_t>> window_lens, bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
                                  view(positions),
@@ -128,11 +130,13 @@ void bind_batch(nb::module_& m) {
                                  view<int32_t, 2>(block_table),
                                  view(cu_seqlens_q),
                                  view(context_lens),
+                                 view(window_lens),
                                  view(two_way_seqs),
                                  view(adapter_ids),
                                  view(state_in),
                                  view(state_out),
                                  view(state_tokens),
+                                 view(num_replayed),
                                  view(hidden_rows),
                                  view(token_types),
                                  view(rope_positions),
@@ -163,13 +167,14 @@ void bind_batch(nb::module_& m) {
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
-            "state_tokens"_a.noconvert().none() = nb::none(), "change_rows"_a.noconvert().none() = nb::none(),
-            "penalties"_a.noconvert().none() = nb::none(), "change_tokens"_a.noconvert().none() = nb::none(),
-            "num_logprobs"_a.noconvert().none() = nb::none(), "hidden_rows"_a.noconvert().none() = nb::none(),
-            "token_types"_a.noconvert().none() = nb::none(), "rope_positions"_a.noconvert().none() = nb::none(),
-            "given"_a.noconvert().none() = nb::none(), "given_rows"_a.noconvert().none() = nb::none(),
-            "patches"_a.noconvert().none() = nb::none(), "position_rows"_a.noconvert().none() = nb::none(),
-            "position_weights"_a.noconvert().none() = nb::none(), "two_way_seqs"_a.noconvert().none() = nb::none(),
+            "state_tokens"_a.noconvert().none() = nb::none(), "num_replayed"_a.noconvert().none() = nb::none(),
+            "change_rows"_a.noconvert().none() = nb::none(), "penalties"_a.noconvert().none() = nb::none(),
+            "change_tokens"_a.noconvert().none() = nb::none(), "num_logprobs"_a.noconvert().none() = nb::none(),
+            "hidden_rows"_a.noconvert().none() = nb::none(), "token_types"_a.noconvert().none() = nb::none(),
+            "rope_positions"_a.noconvert().none() = nb::none(), "given"_a.noconvert().none() = nb::none(),
+            "given_rows"_a.noconvert().none() = nb::none(), "patches"_a.noconvert().none() = nb::none(),
+            "position_rows"_a.noconvert().none() = nb::none(), "position_weights"_a.noconvert().none() = nb::none(),
+            "two_way_seqs"_a.noconvert().none() = nb::none(), "window_lens"_a.noconvert().none() = nb::none(),
             "return_logits"_a = false)
         .def(
             "arrays",
@@ -190,11 +195,13 @@ void bind_batch(nb::module_& m) {
                                                   {"allowed", &b.allowed},
                                                   {"allowed_row", &b.allowed_row},
                                                   {"previous_rows", &b.previous_rows},
+                                                  {"window_lens", &b.window_lens},
                                                   {"two_way_seqs", &b.two_way_seqs},
                                                   {"adapter_ids", &b.adapter_ids},
                                                   {"state_in", &b.state_in},
                                                   {"state_out", &b.state_out},
                                                   {"state_tokens", &b.state_tokens},
+                                                  {"num_replayed", &b.num_replayed},
                                                   {"change_rows", &b.change_rows},
                                                   {"penalties", &b.penalties},
                                                   {"change_tokens", &b.change_tokens},
@@ -411,6 +418,16 @@ void bind_engine(nb::module_& m) {
                 engine.load_dummy(dtype_from_string(dtype), seed);
             },
             "dtype"_a, "seed"_a = 0, Release(), "Random weights, for benchmarks.")
+        .def(
+            "update_params",
+            [](Engine& engine, const std::vector<std::pair<std::string, Tensor>>& tensors) {
+                const ReleaseGil release;
+                engine.update_params(tensors);
+            },
+            "tensors"_a,
+            "Other values of parameters, as load_param takes them, behind the steps submitted before. The cache stays "
+            "as it is. WeightError: one does not fit; nothing has changed then.")
+        .def_prop_ro("weights_version", &InferEngine::weights_version, "How often parameters were loaded or changed.")
         .def("finish_loading", &InferEngine::finish_loading, Release(), "All parameters are there: the engine can run.")
         .def(
             "state_dict",
@@ -463,18 +480,22 @@ void bind_engine(nb::module_& m) {
         .def(
             "reset_cache",
             [](Engine& engine, int64_t num_blocks, int64_t block_size, const std::string& dtype, int64_t num_states,
-               int64_t num_window_blocks) {
+               int64_t num_window_blocks, int64_t num_log_rows) {
                 engine.reset_cache({.num_blocks = num_blocks,
                                     .block_size = block_size,
                                     .dtype = dtype.empty() ? engine.spec().dtype : dtype_from_string(dtype),
                                     .num_states = num_states,
-                                    .num_window_blocks = num_window_blocks});
+                                    .num_window_blocks = num_window_blocks,
+                                    .num_log_rows = num_log_rows});
             },
-            "num_blocks"_a, "block_size"_a, "dtype"_a = "", "num_states"_a = 0, "num_window_blocks"_a = 0, Release(),
+            "num_blocks"_a, "block_size"_a, "dtype"_a = "", "num_states"_a = 0, "num_window_blocks"_a = 0,
+            "num_log_rows"_a = 0, Release(),
             "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of "
             "sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they "
             "have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first "
-            "the slots and blocks of all other layers, then theirs.")
+            "the slots and blocks of all other layers, then theirs. num_log_rows: of each state, which keep what it "
+            "reads "
+            "of drafts, so that those that were right can be replayed (num_replayed of a Batch).")
         .def("read_blocks", &InferEngine::read_blocks, "group"_a, "blocks"_a, Release(),
              "Blocks of a group of layers as bytes, after the steps submitted before: of each rank that is here "
              "[num_blocks, bytes_per_block] uint8. RequestError: there is no such block.")

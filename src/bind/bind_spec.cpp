@@ -270,8 +270,15 @@ void bind_spec(nb::module_& m) {
             nb::arg("dtype"), nb::arg("windows_only") = false,
             "Bytes of a KV cache in this dtype: keys and values of all layers, or of those with a window.")
         .def(
-            "state_bytes", [](const ModelSpec& s) { return KvCache::state_bytes(s); },
-            "Bytes of the states that all layers keep of one sequence; 0: no layer has one.");
+            "state_bytes",
+            [](const ModelSpec& s, const std::string& device, int64_t num_log_rows) {
+                const bool on_cpu = device_from_string(device).kind == DeviceKind::cpu;
+                return KvCache::state_bytes(s, on_cpu ? cpu::activation_dtype : s.dtype, num_log_rows);
+            },
+            nb::arg("device") = "cpu", nb::arg("num_log_rows") = 0,
+            "Bytes of the states that all layers keep of one sequence, with so many rows of their logs; 0: no layer "
+            "has "
+            "one.");
     m.def(
         "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
@@ -312,23 +319,21 @@ void bind_spec(nb::module_& m) {
             for (const LinearEntry& linear : params.linears()) {
                 // Never of blocks.
                 if (linear.kind == LinearKind::by_head || linear.quantization != Quantization::none) continue;
-                std::vector<std::vector<std::string>> groups(1);
+                std::vector<std::string> weights;
                 for (const size_t index : linear.rows) {
                     const ParamRow& row = params.rows()[index];
-                    if (row.shape.size() != 2) continue;
-                    if (row.apart) groups.emplace_back();
-                    groups.back().push_back(row.name);
+                    if (row.shape.size() == 2) weights.push_back(row.name);
                 }
                 const bool pairs = linear.kind == LinearKind::act_mul;
-                out[linear.name.c_str()] = nb::make_tuple(nb::cast(groups), pairs, params.column_unit(linear));
+                out[linear.name.c_str()] = nb::make_tuple(nb::cast(weights), pairs, params.column_unit(linear));
             }
             return out;
         },
         nb::arg("spec"), nb::arg("num_ranks") = 1,
-        nb::sig("def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[list[str]], bool, int]]"),
-        "By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want "
-        "to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: "
-        "they do not). Linears by head are left out, and those that the engine quantises.");
+        nb::sig("def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]"),
+        "By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and "
+        "what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out, and those "
+        "that the engine quantises.");
     m.attr("DELTA_MOST_TAPS") = most_taps;
     m.attr("DELTA_MOST_K_DIM") = most_k_dim;
     m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;

@@ -15,6 +15,7 @@ constexpr std::string_view name(Activation activation) {
         case Activation::relu2: return "relu2";
         case Activation::sigmoid: return "sigmoid";
         case Activation::gelu: return "gelu";
+        case Activation::quick_gelu: return "quick_gelu";
     }
     return "?";
 }

@@ -104,6 +104,7 @@ public:
     void delta_rule(const DeltaRuleParams&) override;
     void selective_scan(const SelectiveScanParams&) override;
     void gated_norm(const GatedNormParams&) override;
+    void log_drafts(const LogDraftsParams&) override;
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
     void sample(const SampleParams& p) override { sampler_.sample(p); }
@@ -142,6 +143,10 @@ private:
         return scratch_data_.data();
     }
     void* shared_scratch(size_t bytes) { return grow(shared_scratch_, bytes); }
+    template <class Make>
+    void make_all_gates(const TensorView& gates, const Make& make);
+    template <class Make>
+    StateLogArgs log_of_gates(const StateSteps& sequences, const TensorView& log, const Make& make);
     // What does not depend on the tokens.
     LinearArgs linear_args(const PackedPiece& piece, LinearKind kind) const;
     void run_linears(std::span<LinearArgs> linears);
@@ -465,24 +470,76 @@ void CpuBackend::causal_conv(const CausalConvParams& p) {
 
 constexpr int64_t gate_work = 64;  // logarithms and powers, of a head of a token
 
+// A row of tokens [num_tokens, n], or of a part of a log [num_states, num_rows, n].
+static const float* row_at(const TensorView& rows, int64_t row) {
+    return rows.as<const float>() + row * rows.stride(rows.ndim() - 2);
+}
+
+// Calls make(t, gates of token t) for the tokens of a step; gates [num_tokens, 2 * num_heads].
+template <class Make>
+void CpuBackend::make_all_gates(const TensorView& gates, const Make& make) {
+    split(gates.shape(0), gates.numel() / 2 * gate_work, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) make(t, gates.as<float>() + t * gates.shape(1));
+    });
+}
+
+// The gates of what is replayed, where the log has it, in scratch. log: a part of it, with as many columns as heads.
+// make: as above, of a row of the log.
+template <class Make>
+StateLogArgs CpuBackend::log_of_gates(const StateSteps& sequences, const TensorView& log, const Make& make) {
+    if (!sequences.num_replayed) return {};
+    const int64_t num_rows = log.shape(1), num_gates = 2 * log.shape(2);
+    const int64_t bytes = log.shape(0) * num_rows * num_gates * static_cast<int64_t>(sizeof(float));
+    auto* const gates = static_cast<float*>(shared_scratch(static_cast<size_t>(bytes)));
+    const auto *in = sequences.state_in.as<const int32_t>(), *replayed = sequences.num_replayed.as<const int32_t>();
+    for (int64_t s = 0; s < sequences.state_in.shape(0); ++s)
+        for (int64_t row = in[s] * num_rows, end = row + replayed[s]; row < end; ++row)
+            make(row, gates + row * num_gates);
+    return {.rows = gates, .stride = num_gates, .num_rows = static_cast<int>(num_rows)};
+}
+
 void CpuBackend::delta_rule(const DeltaRuleParams& p) {
     const int64_t num_tokens = p.qkv.shape(0), num_heads = p.state.shape(1);
-    split(num_tokens, num_tokens * num_heads * gate_work,
-          [&](int64_t begin, int64_t end) { make_gates(p, begin, end); });
-    const CpuDeltaRuleArgs args{delta_rule_args(p), p.gates.as<const float>()};
+    const auto make = [&p](const TensorView& a, const TensorView& b) {
+        return [&p, a, b](int64_t t, float* gates) { make_gates(p, row_at(a, t), row_at(b, t), gates); };
+    };
+    make_all_gates(p.gates, make(p.a, p.b));
+    const StateLogArgs log = log_of_gates(p.sequences, p.b_log, make(p.a_log, p.b_log));
+    const CpuDeltaRuleArgs args{delta_rule_args(p), p.gates.as<const float>(), log};
     run(kernels_.delta_rule, args, 4 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
 }
 
 void CpuBackend::selective_scan(const SelectiveScanParams& p) {
     const int64_t num_tokens = p.xbc.shape(0), num_heads = p.state.shape(1);
-    split(num_tokens, num_tokens * num_heads * gate_work,
-          [&](int64_t begin, int64_t end) { make_steps(p, begin, end); });
-    const CpuSelectiveScanArgs args{selective_scan_args(p), p.gates.as<const float>()};
+    const auto make = [&p](const TensorView& dt) {
+        return [&p, dt](int64_t t, float* gates) { make_steps(p, row_at(dt, t), gates); };
+    };
+    make_all_gates(p.gates, make(p.dt));
+    const StateLogArgs log = log_of_gates(p.sequences, p.dt_log, make(p.dt_log));
+    const CpuSelectiveScanArgs args{selective_scan_args(p), p.gates.as<const float>(), log};
     run(kernels_.selective_scan, args, 3 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
 }
 
 void CpuBackend::gated_norm(const GatedNormParams& p) {
     run(kernels_.gated_norm, gated_norm_args(p), 16 * p.out.numel());
+}
+
+void CpuBackend::log_drafts(const LogDraftsParams& p) {
+    const LogDraftsArgs a = log_drafts_args(p);
+    const StateStepsArgs& steps = a.sequences;
+    split(a.num_tokens, a.num_tokens * a.log_stride, [&](int64_t begin, int64_t end) {
+        for (int s = 0; s < steps.num_seqs; ++s) {
+            const int64_t first = steps.cu_seqlens_q[s] + steps.state_tokens[s];  // the first draft
+            for (int64_t t = std::max(begin, first); t < std::min<int64_t>(end, steps.cu_seqlens_q[s + 1]); ++t) {
+                float* to =
+                    static_cast<float*>(a.log) + (int64_t{steps.state_out[s]} * a.num_rows + t - first) * a.log_stride;
+                for (const LogDraftsArgs::Part& part : std::span(a.parts).first(static_cast<size_t>(a.num_parts))) {
+                    const float* const from = static_cast<const float*>(part.rows) + t * part.stride;
+                    to = std::copy(from, from + part.columns, to);
+                }
+            }
+        }
+    });
 }
 
 void CpuBackend::sum_parts(const SumPartsParams& p) {

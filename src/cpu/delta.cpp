@@ -7,32 +7,24 @@ namespace infinilm::cpu {
 
 static double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
 
-void make_gates(const DeltaRuleParams& p, int64_t begin, int64_t end) {
+void make_gates(const DeltaRuleParams& p, const float* a, const float* b, float* gates) {
     const int64_t num_heads = p.state.shape(1);
     const auto *rate = p.decay_rate.as<const float>(), *bias = p.dt_bias.as<const float>();
-    for (int64_t t = begin; t < end; ++t) {
-        const float *a = p.a.as<const float>() + t * p.a.stride(0), *b = p.b.as<const float>() + t * p.b.stride(0);
-        float* const gates = p.gates.as<float>() + t * 2 * num_heads;
-        for (int64_t h = 0; h < num_heads; ++h) {
-            if (!p.by_element)  // else the kernel makes them, since they are many
-                gates[h] = static_cast<float>(std::exp(double{rate[h]} * softplus(double{a[h]} + double{bias[h]})));
-            gates[num_heads + h] = static_cast<float>(1 / (1 + std::exp(-double{b[h]})));
-        }
+    for (int64_t h = 0; h < num_heads; ++h) {
+        if (!p.by_element)  // else the kernel makes them, since they are many
+            gates[h] = static_cast<float>(std::exp(double{rate[h]} * softplus(double{a[h]} + double{bias[h]})));
+        gates[num_heads + h] = static_cast<float>(1 / (1 + std::exp(-double{b[h]})));
     }
 }
 
-void make_steps(const SelectiveScanParams& p, int64_t begin, int64_t end) {
+void make_steps(const SelectiveScanParams& p, const float* dt, float* gates) {
     const int64_t num_heads = p.state.shape(1);
     const auto *rate = p.decay_rate.as<const float>(), *bias = p.dt_bias.as<const float>();
-    for (int64_t t = begin; t < end; ++t) {
-        const float* const dt = p.dt.as<const float>() + t * p.dt.stride(0);
-        float* const gates = p.gates.as<float>() + t * 2 * num_heads;
-        for (int64_t h = 0; h < num_heads; ++h) {
-            const double step = std::clamp(softplus(double{p.dt_multiplier} * double{dt[h]} + double{bias[h]}),
-                                           double{p.dt_min}, double{p.dt_max});
-            gates[h] = static_cast<float>(std::exp(double{rate[h]} * step));
-            gates[num_heads + h] = static_cast<float>(step);
-        }
+    for (int64_t h = 0; h < num_heads; ++h) {
+        const double step = std::clamp(softplus(double{p.dt_multiplier} * double{dt[h]} + double{bias[h]}),
+                                       double{p.dt_min}, double{p.dt_max});
+        gates[h] = static_cast<float>(std::exp(double{rate[h]} * step));
+        gates[num_heads + h] = static_cast<float>(step);
     }
 }
 

@@ -5,9 +5,9 @@
 
 namespace infinilm::cpu {
 
-// Fills p.gates of the tokens [begin, end): decay, then beta.
-void make_gates(const DeltaRuleParams& p, int64_t begin, int64_t end);
-// The same of decay, then step.
-void make_steps(const SelectiveScanParams& p, int64_t begin, int64_t end);
+// Fills `gates`, [2 * num_v_heads], of a token with these a and b: decay, then beta.
+void make_gates(const DeltaRuleParams& p, const float* a, const float* b, float* gates);
+// The same, [2 * num_heads], of decay, then step.
+void make_steps(const SelectiveScanParams& p, const float* dt, float* gates);
 
 }  // namespace infinilm::cpu

@@ -6,6 +6,7 @@
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
 #include "engine/device_claim.h"
+#include "gguf/dequantise.h"
 #include "model/cache_entries.h"
 #include "ops/cuda_library.h"
 #include "ops/device_queue.h"
@@ -53,6 +54,26 @@ void check_finite(const ParamRow& row, const Tensor& tensor, int num_threads) {
         concat("parameter '", row.name, "': row ", index / columns, ", column ", index % columns,
                " is NaN or infinite, and would be rounded to few bits: the weights are damaged; fetch the "
                "file again"));
+}
+
+// WeightError: a weight in blocks that float16 cannot hold, where these are kept, and become float16 as they are
+// multiplied. Other dtypes reach as far as any scale.
+void check_range(const Backend& backend, const std::string& name, const Tensor& tensor, const Blocks& blocks,
+                 int num_threads) {
+    if (backend.activation_dtype() != DType::float16 || !backend.rounds_blocks(blocks.type)) return;
+    if (tensor.dtype() != DType::uint8 || tensor.ndim() != 2 || tensor.shape(1) % blocks.bytes != 0 ||
+        tensor.device() != Device{} || !tensor.is_contiguous())
+        return;  // which Params::load refuses
+    try {
+        gguf::check_range({.type = *gguf::find_type(blocks.type),
+                           .data = tensor.as<std::byte>(),
+                           .row_stride = tensor.shape(1),
+                           .num_rows = tensor.shape(0),
+                           .num_columns = tensor.shape(1) / blocks.bytes * blocks.size},
+                          DType::float16, num_threads);
+    } catch (const WeightError& error) {
+        throw WeightError(concat("parameter '", name, "', which is ", blocks.type, ": ", error.what()));
+    }
 }
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
@@ -264,6 +285,8 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
 
 std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks) {
     if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor, num_threads_);
+    if (!blocks.type.empty()) check_range(*ranks_[0]->backend, name, tensor, blocks, num_threads_);
+    ++weights_version_;
     return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor, blocks); });
 }
 
@@ -287,10 +310,28 @@ std::vector<std::string> InferEngine::own_params() const {
 
 std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
     if (is_shared()) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
+    ++weights_version_;
     return of_rank0([](Rank& rank) { return rank.params.take_packed(); });
 }
 
+void InferEngine::update_params(const Params::NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors)
+        if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor, num_threads_);
+    on_ranks([&](Rank& rank) { rank.params.check_update(tensors); });
+    ++weights_version_;
+    on_ranks([&](Rank& rank) {
+        rank.graphs->clear();  // which have the addresses of the old ones
+        while_quiet(*rank.backend, [&] {
+            rank.decoder = nullptr;
+            rank.timed = nullptr;
+            rank.params.update(*rank.backend, tensors);
+        });
+        prepare(rank);
+    });
+}
+
 void InferEngine::load_dummy(DType dtype, uint64_t seed) {
+    ++weights_version_;
     on_ranks([&](Rank& rank) { rank.params.load_dummy(*rank.backend, dtype, seed); });
 }
 

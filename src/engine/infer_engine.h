@@ -63,6 +63,11 @@ public:
     std::vector<std::string> own_params() const;
     // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. One rank.
     std::vector<std::pair<std::string, Tensor>> take_packed();
+    // Other values of parameters, behind the steps submitted before: see Params::update. The cache stays as it is, and
+    // what is in it is of the old ones. WeightError: see Params::check_update; nothing has changed then.
+    void update_params(const Params::NamedTensors& tensors);
+    // How often parameters were loaded or changed; answers are a function of them.
+    int64_t weights_version() const { return weights_version_; }
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
     void finish_loading();                        // all parameters are there: the engine can run
     // The tensors of each rank, read-only, by checkpoint name: its parts of them. WeightError: dummy weights that were
@@ -188,6 +193,7 @@ private:
     std::vector<std::shared_ptr<StageConnections>> connections_;  // the same; none where there is one stage
     std::vector<std::shared_ptr<Rank>> ranks_;
     FirstCause cause_;
+    std::atomic<int64_t> weights_version_ = 0;
     std::atomic<bool> dead_ = false;
     std::atomic<bool> closing_ = false;                 // no step waits for masks any more
     std::mutex mutex_;                                  // guards workers_; tasks reach all queues in the same order

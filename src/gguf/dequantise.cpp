@@ -66,8 +66,10 @@ ReadBlocks reader_of(const Type& type) {
     throw WeightError(concat("weights of type ", type.name, " are not read in this version, only ", readable_types()));
 }
 
-template <class T>
-void dequantise_rows(const Rows& rows, ReadBlocks read, int64_t begin, int64_t end, T* out) {
+// use(values, n, at) for pieces of rows [begin, end), n float32 weights from element `at` of the matrix on.
+// WeightError: a finite weight that T cannot hold.
+template <class T, class Use>
+void read_rows(const Rows& rows, ReadBlocks read, int64_t begin, int64_t end, Use use) {
     constexpr int64_t piece = 2048;  // weights at a time, a multiple of all blocks: they stay in the first cache
     alignas(64) float values[piece];
     const int64_t block = rows.type.block;
@@ -77,27 +79,39 @@ void dequantise_rows(const Rows& rows, ReadBlocks read, int64_t begin, int64_t e
             const int64_t n = std::min(piece, rows.num_columns - column);
             read(from + column / block * rows.type.bytes, n / block, values);
             if (any_lost<T>(values, n))
-                throw WeightError(concat("a weight in row ", row, " lies outside the range of ", name(dtype_of<T>),
-                                         "; use dtype='float32'"));
-            narrow(values, n, out + row * rows.num_columns + column);
+                throw WeightError(
+                    concat("a weight in row ", row, " lies outside the range of ", name(dtype_of<T>),
+                           std::is_same_v<T, f16> ? "; use dtype='bfloat16' or 'float32'" : "; use dtype='float32'"));
+            use(values, n, row * rows.num_columns + column);
         }
     }
 }
 
-}  // namespace
-
-void dequantise(const Rows& rows, const TensorView& out, int num_threads) {
+// read_rows of all rows by up to num_threads threads, T that of the dtype.
+template <class Use>
+void read_all(const Rows& rows, DType dtype, int num_threads, Use use) {
     const ReadBlocks read = reader_of(rows.type);
     constexpr int64_t least_weights = 1 << 18;  // of a thread: less is done before it has begun
     const int64_t most = std::max<int64_t>(rows.num_rows * rows.num_columns / least_weights, 1);
     const int64_t shares =
         std::clamp<int64_t>(std::min<int64_t>(num_threads, most), 1, std::max<int64_t>(rows.num_rows, 1));
     run_shares(shares, [&](int64_t share) {
-        visit_floating(out.dtype(), [&]<class T>(T) {
-            dequantise_rows(rows, read, rows.num_rows * share / shares, rows.num_rows * (share + 1) / shares,
-                            out.as<T>());
+        visit_floating(dtype, [&]<class T>(T) {
+            read_rows<T>(rows, read, rows.num_rows * share / shares, rows.num_rows * (share + 1) / shares,
+                         [&](const float* values, int64_t n, int64_t at) { use(T{}, values, n, at); });
         });
     });
+}
+
+}  // namespace
+
+void dequantise(const Rows& rows, const TensorView& out, int num_threads) {
+    read_all(rows, out.dtype(), num_threads,
+             [&]<class T>(T, const float* values, int64_t n, int64_t at) { narrow(values, n, out.as<T>() + at); });
+}
+
+void check_range(const Rows& rows, DType dtype, int num_threads) {
+    read_all(rows, dtype, num_threads, [](auto, const float*, int64_t, int64_t) {});
 }
 
 }  // namespace infinilm::gguf

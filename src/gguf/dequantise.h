@@ -23,4 +23,8 @@ struct Rows {
 // to num_threads threads. WeightError: a finite weight that float16 or bfloat16 cannot hold.
 void dequantise(const Rows& rows, const TensorView& out, int num_threads);
 
+// WeightError: a finite weight that a floating dtype cannot hold. For who keeps the blocks, and makes numbers of that
+// dtype later, where nothing would tell.
+void check_range(const Rows& rows, DType dtype, int num_threads);
+
 }  // namespace infinilm::gguf

@@ -142,6 +142,7 @@ void check_values(Batch& b, const ModelSpec& spec, const KvCache& kept, const Bl
     check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
     check.tensor("slot_mapping", b.slot_mapping, {"num_groups", "num_tokens"}, DType::int64);
     check.tensor("block_table", b.block_table, {"num_groups", "num_seqs", "max_blocks_per_seq"}, DType::int32);
+    check.require(!b.window_lens || cache.num_groups() == 2, "window_lens: the cache has no second group of layers");
     if (b.two_way_seqs) check.tensor("two_way_seqs", b.two_way_seqs, {"num_seqs"}, DType::int32);
     if (b.adapter_ids) check.tensor("adapter_ids", b.adapter_ids, {"num_seqs"}, DType::int32);
     check.tensor("logits_rows", b.logits_rows, {"num_rows"}, DType::int32);
@@ -152,7 +153,7 @@ void check_values(Batch& b, const ModelSpec& spec, const KvCache& kept, const Bl
         check_slots(check, "slot_mapping", b.slot_mapping.select(0, group), cache.blocks_of(group) * cache.block_size);
         const SequenceValues sequences{.block_table = b.block_table.select(0, group),
                                        .cu_seqlens_q = b.cu_seqlens_q,
-                                       .context_lens = b.context_lens,
+                                       .context_lens = b.lens_of(group),
                                        .num_tokens = check["num_tokens"],
                                        .num_blocks = cache.blocks_of(group),
                                        .block_size = cache.block_size,
@@ -196,17 +197,19 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         const std::vector<int32_t> entries = table.list(batch.block_table, batch.table_spans);
         AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),
                                                   .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
-                                                  .context_lens = batch.context_lens.as<const int32_t>()},
+                                                  .context_lens = batch.context_lens.as<const int32_t>(),
+                                                  .window_lens = batch.window_lens.as<const int32_t>()},
                                                  cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
         Tensor* const fields[] = {
-            &staged.input_ids,       &staged.positions,   &staged.slot_mapping,   &staged.cu_seqlens_q,
-            &staged.context_lens,    &staged.logits_rows, &staged.temperature,    &staged.top_k,
-            &staged.top_p,           &staged.min_p,       &staged.random_val,     &staged.allowed_row,
-            &staged.state_in,        &staged.state_out,   &staged.state_tokens,   &staged.hidden_rows,
-            &staged.change_rows,     &staged.penalties,   &staged.num_logprobs,   &staged.sum_rows,
-            &staged.rope_positions,  &staged.given_table, &staged.given_of_token, &staged.patches,
-            &staged.patch_positions, &staged.apart_rows};
+            &staged.input_ids,    &staged.positions,       &staged.slot_mapping, &staged.cu_seqlens_q,
+            &staged.context_lens, &staged.logits_rows,     &staged.temperature,  &staged.top_k,
+            &staged.top_p,        &staged.min_p,           &staged.random_val,   &staged.allowed_row,
+            &staged.state_in,     &staged.state_out,       &staged.state_tokens, &staged.num_replayed,
+            &staged.hidden_rows,  &staged.change_rows,     &staged.penalties,    &staged.num_logprobs,
+            &staged.sum_rows,     &staged.rope_positions,  &staged.given_table,  &staged.given_of_token,
+            &staged.patches,      &staged.patch_positions, &staged.apart_rows,   &staged.window_lens,
+            &staged.unit_squares, &staged.pooled_offsets};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});

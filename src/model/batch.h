@@ -22,6 +22,9 @@ struct Batch {
     Tensor block_table;   // [num_groups, num_seqs, max_blocks_per_seq] int32
     Tensor cu_seqlens_q;  // [num_seqs + 1] int32
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
+    // [num_seqs] int32, or absent: the same for the second group of layers, where their sequences are shorter: those of
+    // a tower whose layers see windows of an image, and all of it (see Tower).
+    Tensor window_lens;
     // [num_seqs] int32, or absent: where it is not 0, the tokens of the step see all tokens of their sequence up to its
     // last, as those of an image do in some models. See AttentionParams.
     Tensor two_way_seqs;
@@ -30,6 +33,7 @@ struct Batch {
     Tensor state_in;      // [num_seqs] int32
     Tensor state_out;     // [num_seqs] int32
     Tensor state_tokens;  // [num_seqs] int32, or absent: no sequence has drafts
+    Tensor num_replayed;  // [num_seqs] int32, or absent: none
     // [num_tokens] int32, or absent. Present: this is a step of the MTP head, which goes on, for each token, from the
     // hidden state of this row of the step before, of the model or of the head. See MtpHead.
     Tensor hidden_rows;
@@ -73,6 +77,9 @@ struct Batch {
     // Set by Tower::place where rows are made of means, [num_tokens] int32: the first patch of each row, then the
     // second of each, and so on.
     Tensor apart_rows = {};
+    // Set by Tower::place where these means are standardised: ones, [num_rows, 1] float32, and what is added to each
+    // mean, [num_rows, hidden_size] activation.
+    Tensor unit_squares = {}, pooled_offsets = {};
     // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
@@ -86,13 +93,16 @@ struct Batch {
     int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
     int64_t num_hidden = 0;  // rows of the step before, where hidden_rows are there
     StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
+
+    const Tensor& lens_of(int group) const { return group == 1 && window_lens ? window_lens : context_lens; }
 };
 
 inline StateSteps state_steps(const Batch& batch) {
     return {.cu_seqlens_q = batch.cu_seqlens_q,
             .state_in = batch.state_in,
             .state_out = batch.state_out,
-            .state_tokens = batch.state_tokens};
+            .state_tokens = batch.state_tokens,
+            .num_replayed = batch.num_replayed};
 }
 
 // The pieces of a step that an abort may fall between; the 0th is what comes before the first layer.

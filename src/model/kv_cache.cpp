@@ -33,6 +33,11 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         throw ConfigError(concat("on a GPU the KV cache has the dtype that the engine computes in, ", name(model.dtype),
                                  "; got ", name(spec.dtype)));
     layers_ = model.caches();
+    const LayerRange all_layers = model.own_layers();
+    for (int layer = all_layers.begin; layer < all_layers.end; ++layer)
+        if (takes_turns(model, layer) && spec.num_groups() == 2 && spec.num_window_blocks != spec.num_blocks)
+            throw ConfigError(concat("num_window_blocks: layers of this model use the same memory, so that it must be ",
+                                     "num_blocks, which is ", spec.num_blocks, "; got ", spec.num_window_blocks));
     const int64_t num_with_state = std::ranges::count_if(layers_, &CacheSpec::has_state);
     const bool any_state = num_with_state > 0;
     if ((spec.num_states > 0) != any_state)
@@ -53,6 +58,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     }
     Before keys, values;
     std::vector<int64_t> states;  // elements of a sequence, of each tensor of a state
+    int64_t log_columns = 0;
     places_.resize(layers_.size());
     const LayerRange own = model.own_layers_and_head();
     for (int layer = own.begin; layer < own.end; ++layer) {
@@ -69,9 +75,10 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         owners_.push_back(layer);
         const bool has_values = cache.rows_of_token() == 2;
         const int64_t num_blocks = spec.blocks_of(group(layer));
-        here = {num_blocks, cache.num_kv_heads, cache.head_dim, keys, values, has_values, states};
+        here = {num_blocks, cache.num_kv_heads, cache.head_dim, keys, values, has_values, states, log_columns};
         states.resize(std::max(states.size(), cache.states.size()));
         for (size_t i = 0; i < cache.states.size(); ++i) states[i] += elements_of(cache.states[i]);
+        log_columns += cache.log_columns;
         const auto add = [&](Before& before) {
             before.elements += num_blocks * cache.kv_dim();
             before.heads += num_blocks * cache.num_kv_heads;
@@ -89,7 +96,10 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     if (any_state) {
         for (const int64_t elements : states)
             states_.push_back(backend.allocate(DType::float32, std::array{spec.num_states, elements}));
-        state_lens_.assign(static_cast<size_t>(spec.num_states), -1);
+        if (spec.num_log_rows > 0)
+            log_ = backend.allocate(backend.activation_dtype(),
+                                    std::array{spec.num_states * spec.num_log_rows, log_columns});
+        seen_.resize(static_cast<size_t>(spec.num_states));
     }
     if (backend.device().kind == DeviceKind::cuda)
         workspace_ =
@@ -123,6 +133,13 @@ TensorView KvCache::state(int layer, size_t index) const {
     shape.insert(shape.end(), own.begin(), own.end());
     const int64_t offset = index < before.size() ? spec_.num_states * before[index] : 0;
     return {all.as<float>() + offset, DType::float32, shape, all.device()};
+}
+
+TensorView KvCache::log(int layer) const {
+    if (!log_) return {};
+    const int64_t shape[] = {spec_.num_states, spec_.num_log_rows, layers_[static_cast<size_t>(layer)].log_columns};
+    const int64_t offset = spec_.num_states * spec_.num_log_rows * place(layer).log_columns;
+    return {log_.as<std::byte>() + offset * size_bytes(log_.dtype()), log_.dtype(), shape, log_.device()};
 }
 
 std::vector<TensorView> KvCache::blocks_of(int group) const {
@@ -164,49 +181,60 @@ int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
     return most;
 }
 
-int64_t KvCache::state_bytes(const ModelSpec& model) {
-    int64_t elements = 0;
+int64_t KvCache::state_bytes(const ModelSpec& model, DType activation, int64_t num_log_rows) {
+    int64_t bytes = 0;
     const LayerRange own = model.own_layers();
-    for (int layer = own.begin; layer < own.end; ++layer)
-        elements += model.layers[static_cast<size_t>(layer)].cache().state_elements();
-    return elements * size_bytes(DType::float32);
+    for (int layer = own.begin; layer < own.end; ++layer) {
+        const CacheSpec cache = model.layers[static_cast<size_t>(layer)].cache();
+        bytes += cache.state_elements() * size_bytes(DType::float32) +
+                 num_log_rows * cache.log_columns * size_bytes(activation);
+    }
+    return bytes;
 }
 
 void KvCache::check_states(const Batch& batch) const {
-    if (state_lens_.empty()) return;
+    if (seen_.empty()) return;
     Check check("forward");
     check.tensor("context_lens", batch.context_lens, {"num_seqs"}, DType::int32);
     check.tensor("cu_seqlens_q", batch.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
     check.tensor("state_in", batch.state_in, {"num_seqs"}, DType::int32);
     check.tensor("state_out", batch.state_out, {"num_seqs"}, DType::int32);
     if (batch.state_tokens) check.tensor("state_tokens", batch.state_tokens, {"num_seqs"}, DType::int32);
-    check_state_steps(check, state_steps(batch), batch.input_ids.shape(0), spec_.num_states);
+    if (batch.num_replayed) check.tensor("num_replayed", batch.num_replayed, {"num_seqs"}, DType::int32);
+    const StateSteps sequences = state_steps(batch);
+    check_state_steps(check, sequences, batch.input_ids.shape(0), spec_.num_states, spec_.num_log_rows);
+    if (batch.state_tokens && log_) check_log_rows(check, sequences, spec_.num_log_rows);
     const auto *lens = batch.context_lens.as<const int32_t>(), *starts = batch.cu_seqlens_q.as<const int32_t>(),
                *in = batch.state_in.as<const int32_t>();
+    const auto* replayed = batch.num_replayed ? batch.num_replayed.as<const int32_t>() : nullptr;
     for (int64_t s = 0; s < check["num_seqs"]; ++s) {
-        const int32_t cached = lens[s] - (starts[s + 1] - starts[s]);
-        const int32_t seen = in[s] < 0 ? 0 : state_lens_[static_cast<size_t>(in[s])];
-        if (seen == cached) continue;
+        const int32_t cached = lens[s] - (starts[s + 1] - starts[s]), count = replayed ? replayed[s] : 0;
+        const Seen seen = in[s] < 0 ? Seen{0, 0} : seen_[static_cast<size_t>(in[s])];
+        if (seen.num_tokens >= 0 && seen.num_tokens + count == cached && count <= seen.num_logged) continue;
         throw RequestError(concat("forward: sequence ", s, " would go on from ", cached,
                                   " tokens, but this model keeps a state of each sequence, and this one ",
-                                  seen < 0 ? "is of a step that failed" : concat("has seen ", seen), "; begin at 0"));
+                                  seen.num_tokens < 0
+                                      ? "is of a step that failed"
+                                      : concat("has seen ", seen.num_tokens, " and has ", seen.num_logged,
+                                               " drafts in its log, of which the batch replays ", count),
+                                  "; begin at 0"));
     }
 }
 
 void KvCache::begin_states(const Batch& batch) {
-    if (state_lens_.empty()) return;
+    if (seen_.empty()) return;
     const auto* out = batch.state_out.as<const int32_t>();
-    for (int64_t s = 0; s < batch.state_out.shape(0); ++s) state_lens_[static_cast<size_t>(out[s])] = -1;
+    for (int64_t s = 0; s < batch.state_out.shape(0); ++s) seen_[static_cast<size_t>(out[s])] = {};
 }
 
 void KvCache::end_states(const Batch& batch) {
-    if (state_lens_.empty()) return;
+    if (seen_.empty()) return;
     const auto *out = batch.state_out.as<const int32_t>(), *lens = batch.context_lens.as<const int32_t>(),
                *starts = batch.cu_seqlens_q.as<const int32_t>();
-    const auto* seen = batch.state_tokens ? batch.state_tokens.as<const int32_t>() : nullptr;
+    const auto* certain = batch.state_tokens ? batch.state_tokens.as<const int32_t>() : nullptr;
     for (int64_t s = 0; s < batch.state_out.shape(0); ++s) {
-        const int32_t num_drafts = seen ? starts[s + 1] - starts[s] - seen[s] : 0;
-        state_lens_[static_cast<size_t>(out[s])] = lens[s] - num_drafts;
+        const int32_t num_drafts = certain ? starts[s + 1] - starts[s] - certain[s] : 0;
+        seen_[static_cast<size_t>(out[s])] = {lens[s] - num_drafts, log_ ? num_drafts : 0};
     }
 }
 

@@ -20,6 +20,7 @@ struct KvCacheSpec {
     DType dtype = DType::float32;
     int64_t num_states = 0;         // of models that have layers with a state; static: max_batch_size
     int64_t num_window_blocks = 0;  // of the second group; 0: there is none
+    int64_t num_log_rows = 0;       // of a state: drafts of which a later step may replay those that were right
 
     int num_groups() const { return num_window_blocks > 0 ? 2 : 1; }
     int64_t blocks_of(int group) const { return group == 0 ? num_blocks : num_window_blocks; }
@@ -51,11 +52,15 @@ public:
     }
     // [num_states, ...]: tensor `index` of CacheSpec::states of a layer.
     TensorView state(int layer, size_t index) const;
+    // [num_states, num_log_rows, CacheSpec::log_columns] activation, of a layer with a state; or absent: there is no
+    // log.
+    TensorView log(int layer) const;
     // What batches ask of all layers: the most keys that a token sees in any of a group, 0 for all; and how they read
     // rows, each way once, in the order of the layers.
     int widest_window(int group) const;
     const std::vector<AttentionLayer>& attention_layers() const { return attention_layers_; }  // none in float32
-    static int64_t state_bytes(const ModelSpec& model);  // of one sequence, all layers of a rank
+    // Of one sequence, all layers of a rank, with the log of its state.
+    static int64_t state_bytes(const ModelSpec& model, DType activation, int64_t num_log_rows);
     // RequestError: a sequence of the step that would go on from a state of other tokens. After `begin` the states that
     // the step writes are of no use until `end`.
     void check_states(const Batch& batch) const;
@@ -68,7 +73,7 @@ public:
     std::vector<TensorView> blocks_of(int group) const;
     std::vector<TensorView> states() const;
     // A state that comes from elsewhere has seen so many tokens.
-    void set_state_len(int32_t state, int32_t num_tokens) { state_lens_.at(static_cast<size_t>(state)) = num_tokens; }
+    void set_state_len(int32_t state, int32_t num_tokens) { seen_.at(static_cast<size_t>(state)) = {num_tokens, 0}; }
     // Bytes of K and V, or of latents, in a rank's layers, or in those with a window alone; of an encoder in one layer.
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only);
     static int64_t workspace_bytes(const ModelSpec& model,
@@ -84,6 +89,12 @@ private:
         Before keys, values;
         bool has_values;              // apart from the keys
         std::vector<int64_t> states;  // of each tensor, elements of one sequence in the layers before
+        int64_t log_columns;          // in the layers before
+    };
+    // What a state has seen.
+    struct Seen {
+        int32_t num_tokens = -1;  // -1: unknown
+        int32_t num_logged = 0;   // and drafts behind them, in its log
     };
     const Place& place(int layer) const { return places_[static_cast<size_t>(layer)]; }
     TensorView rows(const Tensor& all, int layer, const Before& before) const;
@@ -92,14 +103,15 @@ private:
     KvCacheSpec spec_;
     std::vector<CacheSpec> layers_;  // see ModelSpec::caches
     std::vector<AttentionLayer> attention_layers_;
-    std::vector<Place> places_;        // of each of layers_, of which those of other stages are empty
-    std::vector<int> owners_;          // layers that have rows or a state of their own here, in order
-    std::vector<int> groups_;          // of each of layers_
-    Tensor k_, v_;                     // the layers one behind the other; k_ also has latents
-    Tensor k_scales_, v_scales_;       // the same
-    std::vector<Tensor> states_;       // float32: of each tensor of a state those of all layers, of all sequences
-    std::vector<int32_t> state_lens_;  // [num_states]: tokens that each has seen; -1: unknown
-    Tensor workspace_;                 // uint8
+    std::vector<Place> places_;   // of each of layers_, of which those of other stages are empty
+    std::vector<int> owners_;     // layers that have rows or a state of their own here, in order
+    std::vector<int> groups_;     // of each of layers_
+    Tensor k_, v_;                // the layers one behind the other; k_ also has latents
+    Tensor k_scales_, v_scales_;  // the same
+    std::vector<Tensor> states_;  // float32: of each tensor of a state those of all layers, of all sequences
+    Tensor log_;                  // activation: of all layers
+    std::vector<Seen> seen_;      // [num_states]
+    Tensor workspace_;            // uint8
 };
 
 }  // namespace infinilm

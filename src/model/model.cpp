@@ -151,8 +151,9 @@ void Model::declare(ParamTable& table) {
     }
     if (mtp) mtp->declare(table);  // in the last of these layers, which is its
     table.begin_layer(-1);
-    table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);  // lm_head is linear
-    if (!model.tie_word_embeddings)                                      // else prepare() shares embed_tokens
+    if (!model.tower || model.tower->norm)
+        table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);  // lm_head is linear
+    if (!model.tie_word_embeddings)                                          // else prepare() shares embed_tokens
         vocabulary(lm_head, "lm_head", "lm_head", model.lm_head_bias);
 }
 

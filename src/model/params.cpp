@@ -104,6 +104,56 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor, const Blocks& blo
     return copy;
 }
 
+const ParamRow& Params::known(const std::string& name) const {
+    if (const ParamRow* const row = find(name)) return *row;
+    throw WeightError(concat("unknown parameter '", name, "': the model has ", rows().size(), " parameters, such as '",
+                             rows()[1 % rows().size()].name, "'; param_shapes() lists them"));
+}
+
+void Params::check_update(const NamedTensors& tensors) const {
+    check_complete();
+    std::vector<bool> named(rows().size());
+    for (const auto& [name, tensor] : tensors) {
+        const ParamRow& row = known(name);
+        if (named[index(row)]) throw WeightError(concat("parameter '", name, "' is named twice"));
+        named[index(row)] = true;
+        check_form(row, tensor, {});
+    }
+    for (const LinearEntry& linear : linears()) {
+        const auto is_named = [&](size_t row) { return static_cast<bool>(named[row]); };
+        if (linear.quantization == Quantization::none || std::ranges::none_of(linear.rows, is_named)) continue;
+        for (const size_t row : linear.rows)  // a bias is kept as it was
+            if (!named[row] && !rows()[row].is_bias)
+                throw WeightError(concat("parameter '", rows()[row].name,
+                                         "' must be named, too: it is kept in few bits together with others that are"));
+    }
+}
+
+void Params::update(Backend& backend, const NamedTensors& tensors) {
+    std::vector<bool> named(rows().size());
+    for (const auto& [name, tensor] : tensors) named[index(known(name))] = true;
+    for (const LinearEntry& linear : linears()) {
+        const auto is_named = [&](size_t row) { return static_cast<bool>(named[row]); };
+        if (std::ranges::none_of(linear.rows, is_named)) continue;
+        for (const size_t row : linear.rows)
+            if (!named[row]) destination(rows()[row]) = stored(backend, rows()[row]);
+    }
+    for (const auto& [name, tensor] : tensors) {
+        const ParamRow& row = known(name);
+        if (row.linear) loaded_[index(row)] = false;
+        if (row.linear) row.linear->weights->prepared = {};
+    }
+    for (const auto& [name, tensor] : tensors) {
+        const ParamRow& row = known(name);
+        Tensor own = part(row, tensor);
+        own.read_only = false;
+        if (row.linear && !row.is_bias) loading(*row.linear).parts[row.part].blocks = {};
+        bytes_ -= destination(row) ? destination(row).bytes() : 0;
+        keep(backend, row, std::move(own));
+    }
+    prepared_ = false;
+}
+
 std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor,
                                       const Blocks& blocks) {
     const ParamRow* const found = find(name);
@@ -111,11 +161,8 @@ std::vector<std::string> Params::load(Backend& backend, const std::string& name,
         const bool scales = name.ends_with(".scales");
         const LinearEntry* const linear = table_.find_linear(name.substr(0, name.rfind('.')));
         if (linear && (scales || name.ends_with(".panels"))) return keep_packed(backend, *linear, scales, tensor);
-        throw WeightError(concat("unknown parameter '", name, "': the model has ", rows().size(),
-                                 " parameters, such as '", rows()[1 % rows().size()].name,
-                                 "'; param_shapes() lists them"));
     }
-    const ParamRow& row = *found;
+    const ParamRow& row = known(name);
     check(row, tensor, blocks);
     Tensor own = part(row, tensor, blocks);
     own.read_only = tensor.read_only && own.owner == tensor.owner && blocks.type.empty();
@@ -251,6 +298,10 @@ Tensor Params::stored(Backend& backend, const ParamRow& row) const {
 void Params::check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const {
     if (loaded(row) || (row.linear && loading(*row.linear).packed.panels && !row.is_bias))
         throw WeightError(concat("parameter '", row.name, "' is already loaded"));
+    check_form(row, tensor, blocks);
+}
+
+void Params::check_form(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const {
     std::vector<int64_t> shape = row.shape;
     if (!blocks.type.empty()) {
         if (!row.linear || shape.size() != 2)

@@ -30,6 +30,13 @@ public:
     // WeightError: unknown, repeated, misshapen.
     std::vector<std::string> load(Backend& backend, const std::string& name, const Tensor& tensor,
                                   const Blocks& blocks = {});
+    // Other values of parameters that are loaded: whole tensors, as load() takes them. What is not named of a linear
+    // stays as it is. WeightError, before anything changes: unknown, named twice, misshapen; or a part of a linear in
+    // few bits, whose other parts are not kept as they were.
+    using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+    void check_update(const NamedTensors& tensors) const;
+    // Takes what check_update has let through. prepare() is due behind it.
+    void update(Backend& backend, const NamedTensors& tensors);
     // What divides all places where ranks cut the inputs of a linear; 0: all have the whole.
     int64_t column_unit(const LinearEntry& linear) const;
     // The packed linears that are there, as tensors by name; they count as not loaded then.
@@ -81,6 +88,8 @@ private:
     std::vector<Range> ranges(const ParamRow& row, Shard shard) const;
     std::vector<int64_t> part_shape(const ParamRow& row) const;
     void check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const;
+    void check_form(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const;
+    const ParamRow& known(const std::string& name) const;  // WeightError: there is none
     std::vector<std::string> keep(Backend& backend, const ParamRow& row, Tensor part);
     std::vector<std::string> prepare_if_complete(Backend& backend, const LinearEntry& linear);
     std::vector<std::string> keep_packed(Backend& backend, const LinearEntry& linear, bool scales,

@@ -20,18 +20,18 @@ Tensor widened(Backend& backend, const TensorView& vector, float multiplier) {
     return out;
 }
 
-Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights& norm, float multiplier) {
+Tensor norm_weight(Backend& backend, const NormForm& form, const VectorWeights& norm, float multiplier) {
     const Tensor& weight = norm.loaded;
-    const bool is_layer_norm = spec.norm != NormKind::rms;
-    if (!weight || (!is_layer_norm && spec.norm_offset == 0 && multiplier == 1)) return weight;
+    const bool is_layer_norm = form.kind != NormKind::rms;
+    if (!weight || (!is_layer_norm && form.offset == 0 && multiplier == 1)) return weight;
     const int64_t size = weight.shape(0);
     if (!is_layer_norm) {
         const Tensor out = allocate_host(DType::float32, {size});
-        fill_from(backend, weight, spec.norm_offset, multiplier, out);
+        fill_from(backend, weight, form.offset, multiplier, out);
         return out;
     }
     const Tensor out = allocate_host(DType::float32, {2, size});
-    fill_from(backend, weight, spec.norm_offset, multiplier, out.select(0, 0));
+    fill_from(backend, weight, form.offset, multiplier, out.select(0, 0));
     if (norm.bias) fill_from(backend, norm.bias, 0, multiplier, out.select(0, 1));
     return out;
 }

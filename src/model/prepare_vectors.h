@@ -10,8 +10,9 @@ namespace infinilm {
 void fill_from(Backend& backend, const TensorView& vector, float offset, float multiplier, const TensorView& out);
 // vector * multiplier in float32.
 Tensor widened(Backend& backend, const TensorView& vector, float multiplier = 1);
-// What Backend::prepare_vector gets of a norm of the model: its weight as it is, or times a multiplier in float32.
-Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights& norm, float multiplier);
+// What Backend::prepare_vector gets of a norm: its weight as it is, or with the offset and times a multiplier in
+// float32.
+Tensor norm_weight(Backend& backend, const NormForm& form, const VectorWeights& norm, float multiplier);
 // -e^vector in float32: the decay of a state, of which checkpoints have the logarithm.
 Tensor negative_exp(Backend& backend, const VectorWeights& log);
 // The weight of a convolution of each channel, [channels, 1, taps], as [taps, channels] in float32.

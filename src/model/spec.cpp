@@ -15,6 +15,7 @@ CacheSpec LayerSpec::cache() const {
         CacheSpec own = std::visit([](const auto& spec) { return spec.cache(); }, **mixer);
         if (own.has_rows()) std::swap(all, own);  // of two mixers one has rows and one has a state: see check_layer
         all.states.insert(all.states.end(), own.states.begin(), own.states.end());
+        all.log_columns += own.log_columns;
     }
     return all;
 }

@@ -34,6 +34,12 @@ constexpr std::string_view name(NormKind kind) {
     return "?";
 }
 
+// What is done with the weight of a norm.
+struct NormForm {
+    NormKind kind = NormKind::rms;
+    float offset = 0;  // added to its weight
+};
+
 // Which norms of what sublayers read take the place of the residual stream, so that results are added to them: none;
 // the first, which is then a norm of the embedding, as in ModernBERT; or all, so that sums are normed, as in BERT.
 enum class StreamNorms : uint8_t { none, embedding, all };

@@ -28,7 +28,7 @@ void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
     linears_by_name_[entry.name] = &entry;
     weights.first_row = rows_.size();
     for (size_t i = 0; i < linear.parts.size(); ++i) {
-        const auto& [name, out_features, cut, apart] = linear.parts[i];
+        const auto& [name, out_features, cut] = linear.parts[i];
         const auto add_part = [&](const char* suffix, std::vector<int64_t> shape, const Cut& of_rank, bool is_bias) {
             entry.rows.push_back(rows_.size());
             add({.name = name + suffix,
@@ -36,8 +36,7 @@ void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
                  .cut = of_rank,
                  .linear = &entry,
                  .part = i,
-                 .is_bias = is_bias,
-                 .apart = apart});
+                 .is_bias = is_bias});
         };
         add_part(".weight", {out_features, linear.in_features}, cut, false);
         if (linear.bias) add_part(".bias", {out_features}, cut.is_columns() ? Cut::rank0() : cut, true);
@@ -46,11 +45,16 @@ void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
 }
 
 void ParamTable::norm(VectorWeights& weights, const std::string& name, int64_t size, Cut cut, float multiplier) {
+    norm(weights, name, size, NormForm{model_.norm, model_.norm_offset}, std::move(cut), multiplier);
+}
+
+void ParamTable::norm(VectorWeights& weights, const std::string& name, int64_t size, NormForm form, Cut cut,
+                      float multiplier) {
     tensor(weights, name + ".weight", {size}, std::move(cut),
-           [this, multiplier](Backend& backend, const VectorWeights& norm) {
-               return norm_weight(backend, model_, norm, multiplier);
+           [form, multiplier](Backend& backend, const VectorWeights& norm) {
+               return norm_weight(backend, form, norm, multiplier);
            });
-    if (model_.norm == NormKind::layer_bias)
+    if (form.kind == NormKind::layer_bias)
         add({.name = name + ".bias", .shape = {size}, .cut = {}, .vector = &weights, .is_bias = true});
 }
 

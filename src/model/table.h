@@ -36,7 +36,6 @@ struct ParamRow {
     const LinearEntry* linear = nullptr;  // which it is part `part` of
     size_t part = 0;
     bool is_bias = false;
-    bool apart = false;  // GPUs, whose kernels read one type, may multiply it and what follows by a launch of their own
 };
 
 // Whether requests may have adapters of it (lora.h): a weight of a linear. Not of the vocabulary; nor of experts, since
@@ -50,7 +49,6 @@ public:
         std::string name;  // without ".weight"
         int64_t out_features;
         Cut cut = {};
-        bool apart = false;  // publishers may store it as another type than the parts before it: see ParamRow
     };
     struct Linear {
         std::string name;
@@ -75,8 +73,11 @@ public:
     std::string prefix() const { return concat("model.layers.", layer_, "."); }
 
     void linear(LinearWeights& weights, const Linear& linear);
-    // The weight of a norm, and its bias where norms have one. Once prepared it is (weight + norm_offset) * multiplier.
+    // The weight of a norm, and its bias where norms have one. Once prepared it is (weight + offset) * multiplier.
+    // Without a form it is a norm as all of the model are.
     void norm(VectorWeights& weights, const std::string& name, int64_t size, Cut cut = {}, float multiplier = 1);
+    void norm(VectorWeights& weights, const std::string& name, int64_t size, NormForm form, Cut cut = {},
+              float multiplier = 1);
     // A vector that is float32 once prepared, times the multiplier.
     void wide(VectorWeights& weights, const std::string& name, int64_t size, Cut cut = {}, float multiplier = 1);
     // A tensor of any shape, prepared by `make`.

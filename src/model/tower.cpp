@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ranges>
 
 #include "core/check.h"
 #include "model/prepare_vectors.h"
@@ -20,6 +21,11 @@ void TowerSpec::check(const ModelSpec& model) const {
     require_spec(std::ranges::all_of(levels, [&](int layer) { return layer >= 0 && layer < model.num_layers; }) &&
                      std::ranges::is_sorted(levels, std::ranges::less_equal()),
                  "levels of a tower are different layers of it, in their order");
+    require_spec(std::ranges::none_of(merger, [](const MergerLinear& own) { return own.gated && !own.activated; }) &&
+                     !merger.back().gated,
+                 "a linear of a merger that has a gate is activated, and not the last");
+    require_spec(standardized <= pooled && pooled_scale > 0, "standardized: what is not pooled has no mean");
+    require_spec(norm_first <= (patch_norm && num_positions > 0), "norm_first: there are no norm and no positions");
     require_spec(!pooled || (levels.empty() && model.hidden_size % 8 == 0),
                  "a tower that takes means has no levels, and a hidden_size that is a multiple of 8");
 }
@@ -31,7 +37,15 @@ int64_t of_a_patch(const TowerSpec& spec, int64_t size) {
     return (size + spec.merged_patches - 1) / spec.merged_patches;
 }
 
-int64_t largest(const TowerSpec& spec) { return std::ranges::max(spec.merger, {}, &MergerLinear::size).size; }
+// Columns of what a linear of the merger gives: of its gate, too.
+int64_t columns_of(const MergerLinear& linear) { return int64_t{linear.gated ? 2 : 1} * linear.size; }
+
+int64_t largest(const TowerSpec& spec) { return std::ranges::max(spec.merger | std::views::transform(columns_of)); }
+
+// Whether it takes both buffers of the merger in turn.
+bool takes_turns(const TowerSpec& spec) {
+    return spec.merger.size() > 2 || std::ranges::any_of(spec.merger, &MergerLinear::gated);
+}
 
 // [num_rows, columns] in the memory of a larger buffer.
 TensorView beginning(const TensorView& room, int64_t num_rows, int64_t columns) {
@@ -44,19 +58,21 @@ Tower::Tower(const ModelSpec& model, BufferPlan& plan)
     : spec_(*model.tower),
       hidden_size_(model.hidden_size),
       layer_eps_(model.rms_norm_eps),
-      inner_{
-          plan.add({.name = "merger_even", .columns = of_a_patch(spec_, largest(spec_))}),
-          plan.add({.name = "merger_odd", .columns = spec_.merger.size() > 2 ? of_a_patch(spec_, largest(spec_)) : 0})},
+      inner_{plan.add({.name = "merger_even", .columns = of_a_patch(spec_, largest(spec_))}),
+             plan.add({.name = "merger_odd", .columns = takes_turns(spec_) ? of_a_patch(spec_, largest(spec_)) : 0})},
       apart_(plan.add({.name = "patches_apart", .columns = spec_.pooled ? hidden_size_ : 0})),
       result_(
           plan.add({.name = "merged", .columns = of_a_patch(spec_, int64_t{spec_.num_levels()} * spec_.out_size())})),
       mergers_(static_cast<size_t>(spec_.num_levels())) {}
 
 void Tower::declare(ParamTable& table) {
-    const auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in, int64_t out, bool bias) {
+    const auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in, int64_t out, bool bias,
+                            bool gated = false) {
+        std::vector<ParamTable::Part> parts{{gated ? name + "_gate" : name, out}};
+        if (gated) parts.push_back({name + "_up", out});
         table.linear(weights, {.name = name,
                                .in_features = in,
-                               .parts = {{name, out}},
+                               .parts = std::move(parts),
                                .timed = "other",
                                .bias = bias,
                                .adaptable = false});
@@ -66,21 +82,30 @@ void Tower::declare(ParamTable& table) {
     const auto as_loaded = [](Backend&, const VectorWeights&) { return Tensor(); };  // prepare() reads it
     if (spec_.num_positions > 0)
         table.tensor(table_, "model.embed_positions.weight", {spec_.num_positions, hidden_size_}, {}, as_loaded);
-    if (spec_.pooled)
-        table.tensor(mergers_[0].norm, "model.merger_norm.weight", {hidden_size_}, {},
-                     [offset = spec_.pooled_norm_offset](Backend& backend, const VectorWeights& norm) {
-                         const Tensor weight = allocate_host(DType::float32, norm.loaded.shape());
-                         fill_from(backend, norm.loaded, offset, 1, weight);
-                         return weight;
-                     });
+    if (spec_.standardized) {
+        // A sum of patches times this is their mean times pooled_scale and scale.
+        table.wide(scale_, "model.std_scale", hidden_size_, {},
+                   spec_.pooled_scale / static_cast<float>(spec_.merged_patches));
+        table.tensor(bias_, "model.std_bias", {hidden_size_}, {}, as_loaded);
+    }
+    if (spec_.pooled && spec_.pooled_norm_weight)
+        table.norm(mergers_[0].norm, "model.merger_norm", hidden_size_,
+                   NormForm{NormKind::rms, spec_.pooled_norm_offset});
+    if (spec_.pooled && !spec_.pooled_norm_weight)
+        table.made(mergers_[0].norm, [size = hidden_size_](Backend&, const VectorWeights&) {
+            return ones_like(allocate_host(DType::float32, {size}));
+        });
     for (size_t i = 0; i < mergers_.size(); ++i) {
         const std::string at = i == 0 ? "model.merger_" : concat("model.level", i - 1, "_");
         if (i > 0) table.norm(mergers_[i].norm, at + "norm", input_size());
         mergers_[i].linears.resize(spec_.merger.size());
+        mergers_[i].norms.resize(spec_.merger.size());
         int64_t in = input_size();
         for (size_t j = 0; j < spec_.merger.size(); ++j) {
             const MergerLinear& own = spec_.merger[j];
-            linear(mergers_[i].linears[j], concat(at, j), in, own.size, own.bias);
+            linear(mergers_[i].linears[j], concat(at, j), in, own.size, own.bias, own.gated);
+            if (own.norm_eps > 0)
+                table.norm(mergers_[i].norms[j], concat(at, j, "_norm"), own.size, NormForm{NormKind::layer_bias});
             in = own.size;
         }
     }
@@ -88,6 +113,10 @@ void Tower::declare(ParamTable& table) {
 
 void Tower::prepare(Backend& backend) {
     if (table_.loaded) positions_ = widened(backend, table_.loaded);
+    if (!bias_.loaded) return;
+    const Tensor scale = widened(backend, scale_.loaded);
+    offsets_ = widened(backend, bias_.loaded, -1);
+    for (int64_t i = 0; i < hidden_size_; ++i) offsets_.as<float>()[i] *= scale.as<const float>()[i];
 }
 
 std::vector<LinearCall> Tower::calls() const {
@@ -98,7 +127,7 @@ std::vector<LinearCall> Tower::calls() const {
     std::vector<LinearCall> calls{call(spec_.patch_dim, hidden_size_)};
     int64_t in = hidden_size_;
     for (const MergerLinear& own : spec_.merger) {
-        calls.push_back(call(in, own.size));
+        calls.push_back(call(in, columns_of(own)));
         in = own.size;
     }
     return calls;
@@ -128,6 +157,17 @@ void Tower::place(DType activation, Batch& b) const {
         for (int64_t place = 0; place < spec_.merged_patches; ++place)
             for (int64_t row = 0; row < num_rows; ++row)
                 *apart++ = static_cast<int32_t>(row * spec_.merged_patches + place);
+    }
+    if (spec_.standardized) {
+        const int64_t num_rows = num_tokens / spec_.merged_patches;
+        b.unit_squares = allocate_host(DType::float32, {num_rows, 1});
+        std::fill_n(b.unit_squares.as<float>(), num_rows, 1.0f);
+        b.pooled_offsets = allocate_host(activation, {num_rows, hidden_size_});
+        visit_floating(activation, [&]<class T>(T) {
+            for (int64_t row = 0; row < num_rows; ++row)
+                std::transform(offsets_.as<const float>(), offsets_.as<const float>() + hidden_size_,
+                               b.pooled_offsets.as<T>() + row * hidden_size_, [](float x) { return from_float<T>(x); });
+        });
     }
     check.require(static_cast<bool>(b.position_rows) == (spec_.num_positions > 0),
                   "position_rows: of towers with learned positions, and there always");
@@ -166,12 +206,16 @@ Tensor Tower::result(const Step<Tap>& s) const {
 
 template <class Tap>
 void Tower::embed(const Step<Tap>& s) const {
-    s.linear(patches_, s.batch.patches, s.x, {}, s.batch.patch_positions);
+    s.linear(patches_, s.batch.patches, s.x, {}, spec_.norm_first ? TensorView() : s.batch.patch_positions.view());
     if (spec_.patch_norm)
         ops::rms_norm(s.backend, {.x = s.x, .weight = patch_norm_.prepared, .out = s.x, .eps = layer_eps_});
+    if (spec_.norm_first)
+        ops::add_rms_norm(s.backend,
+                          {.x = s.batch.patch_positions, .residual = s.x, .weight = {}, .out = s.normed, .eps = 0});
 }
 
-// A mean and its sum are normed alike, where eps is as many times larger as the square of the sum.
+// A mean and its sum are normed alike, where eps is as many times larger as the square of the sum. What standardises a
+// mean is an RMSNorm whose mean square is said to be one, and so multiplies by its weight, and a sum.
 template <class Tap>
 TensorView Tower::pool(const Step<Tap>& s, const TensorView& x) const {
     const int64_t num_rows = s.num_tokens() / spec_.merged_patches, k = spec_.merged_patches;
@@ -179,9 +223,19 @@ TensorView Tower::pool(const Step<Tap>& s, const TensorView& x) const {
     ops::gather_rows(s.backend, {.x = x, .rows = s.batch.apart_rows, .out = apart});
     ops::sum_parts(s.backend, {.parts = apart.reshape({k, num_rows * hidden_size_}),
                                .out = sums.reshape({num_rows * hidden_size_})});
-    ops::rms_norm(
-        s.backend,
-        {.x = sums, .weight = mergers_[0].norm.prepared, .out = sums, .eps = spec_.eps * static_cast<float>(k * k)});
+    const TensorView weight = mergers_[0].norm.prepared;
+    if (spec_.standardized) {
+        ops::rms_norm(
+            s.backend,
+            {.x = sums, .weight = scale_.prepared, .out = sums, .eps = 0, .mean_square = s.batch.unit_squares});
+        const TensorView normed = beginning(apart, num_rows, hidden_size_);
+        ops::add_rms_norm(
+            s.backend,
+            {.x = s.batch.pooled_offsets, .residual = sums, .weight = weight, .out = normed, .eps = spec_.eps});
+        return normed;
+    }
+    const float of_mean = static_cast<float>(k) / spec_.pooled_scale;
+    ops::rms_norm(s.backend, {.x = sums, .weight = weight, .out = sums, .eps = spec_.eps * of_mean * of_mean});
     return sums;
 }
 
@@ -190,14 +244,18 @@ void Tower::run(const Step<Tap>& s, const Merger& merger, int level, const Tenso
                 const TensorView& result) const {
     const int64_t num_rows = x.shape(0), out_size = spec_.out_size();
     TensorView in = x;
+    int turn = 0;
+    const auto room = [&](int64_t columns) { return beginning(s.view(inner_[turn++ % 2]), num_rows, columns); };
     for (size_t i = 0; i < merger.linears.size(); ++i) {
+        const MergerLinear& own = spec_.merger[i];
         const bool is_last = i + 1 == merger.linears.size();
-        const TensorView out = is_last ? result.slice(1, level * out_size, (level + 1) * out_size)
-                                       : beginning(s.view(inner_[i % 2]), num_rows, spec_.merger[i].size);
+        const TensorView out =
+            is_last ? result.slice(1, level * out_size, (level + 1) * out_size) : room(columns_of(own));
         s.linear(merger.linears[i], in, out);
-        if (spec_.merger[i].activated)
-            ops::act_mul(s.backend, {.gate_up = out, .out = out, .activation = spec_.activation});
-        in = out;
+        if (own.norm_eps > 0)
+            ops::rms_norm(s.backend, {.x = out, .weight = merger.norms[i].prepared, .out = out, .eps = own.norm_eps});
+        in = own.gated ? room(own.size) : out;
+        if (own.activated) ops::act_mul(s.backend, {.gate_up = out, .out = in, .activation = own.activation});
     }
 }
 
@@ -218,11 +276,13 @@ void Tower::merge_level(const Step<Tap>& s, const TensorView& result) const {
 
 template <class Tap>
 void Tower::merge(const Step<Tap>& s, const VectorWeights& norm, const TensorView& result) const {
-    ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = spec_.eps});
-    s.tap_common(sites::final_norm, s.normed, s.normed);
-    const TensorView merged = spec_.pooled
-                                  ? pool(s, s.normed)
-                                  : s.normed.view().reshape({s.num_tokens() / spec_.merged_patches, merged_size()});
+    if (spec_.norm) {
+        ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = spec_.eps});
+        s.tap_common(sites::final_norm, s.normed, s.normed);
+    }
+    const TensorView left = spec_.norm ? s.normed : s.x;
+    const TensorView merged =
+        spec_.pooled ? pool(s, left) : left.reshape({s.num_tokens() / spec_.merged_patches, merged_size()});
     run(s, mergers_[0], 0, merged, result);
 }
 

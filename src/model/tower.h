@@ -22,7 +22,7 @@ public:
     Tower(const ModelSpec& model, BufferPlan& plan);
     void declare(ParamTable& table);
     void prepare(Backend& backend);  // once the tensors are there
-    void clear() { positions_ = {}; }
+    void clear() { positions_ = offsets_ = {}; }
     std::vector<LinearCall> calls() const;
     // Checks the patches of a batch and makes patch_embeddings of it, in host memory. RequestError: there are none, or
     // of another shape; rows of the table that it has not; images that are no multiple of merged_patches.
@@ -42,8 +42,10 @@ public:
 
 private:
     struct Merger {
-        VectorWeights norm;                  // [input_size]: of levels, and of a mean; or absent
-        std::vector<LinearWeights> linears;  // as TowerSpec::merger says; the first reads input_size
+        VectorWeights norm;  // [input_size]: of levels, and of a mean; or absent
+        // As TowerSpec::merger says; the first reads input_size.
+        std::vector<LinearWeights> linears;
+        std::vector<VectorWeights> norms;  // [size of the linear]: behind it, or absent
     };
     int64_t merged_size() const { return spec_.merged_patches * hidden_size_; }
     int64_t input_size() const { return spec_.pooled ? hidden_size_ : merged_size(); }
@@ -62,7 +64,9 @@ private:
     LinearWeights patches_;        // [hidden_size, patch_dim]
     VectorWeights patch_norm_;     // [hidden_size]
     VectorWeights table_;          // [num_positions, hidden_size]
-    Tensor positions_;             // the same, float32 in host memory
+    VectorWeights scale_, bias_;   // [hidden_size]: that standardise means; scale_ is prepared for their sums
+    Tensor positions_;             // the table, float32 in host memory
+    Tensor offsets_;               // [hidden_size]: -bias * scale, float32 in host memory
     std::vector<Merger> mergers_;  // [num_levels]: of the result, then of each level
 };
 

@@ -14,14 +14,21 @@ struct ModelSpec;
 struct MergerLinear {
     int size = 0;  // outputs
     bool bias = false;
-    bool activated = false;  // TowerSpec::activation is behind it
+    float norm_eps = 0;      // of a LayerNorm with bias behind it; 0: there is none
+    bool activated = false;  // the activation is behind that
+    bool gated = false;      // it is two linears, and what the activation makes of the first multiplies the second
+    Activation activation = Activation::gelu;
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
     static void fields(F f) {
         f("size", &MergerLinear::size, "Outputs.");
         f("bias", &MergerLinear::bias, "");
-        f("activated", &MergerLinear::activated, "The activation of the tower is behind it.");
+        f("norm_eps", &MergerLinear::norm_eps, "The epsilon of a LayerNorm with bias behind it; 0: there is none.");
+        f("activated", &MergerLinear::activated, "The activation is behind that.");
+        f("gated", &MergerLinear::gated,
+          "It is two linears, and what the activation makes of the first multiplies the second.");
+        f("activation", &MergerLinear::activation, "");
     }
 };
 
@@ -29,15 +36,20 @@ struct TowerSpec {
     int patch_dim = 0;  // numbers of a patch
     bool patch_bias = false;
     bool patch_norm = false;  // a norm of what embeds patches takes its place
+    bool norm_first = false;  // positions are added behind this norm, and not before it
     int num_positions = 0;    // rows of the table of learned positions; 0: there are none
+    bool norm = true;         // there is a norm behind the layers
     // A row of the result is made of so many neighbouring patches: of all their numbers, or of their mean.
     int merged_patches = 1;
-    bool pooled = false;               // of their mean, behind RMSNorm
+    bool pooled = false;  // of their mean, behind RMSNorm
+    // The mean x, times pooled_scale, becomes (x - bias) * scale before this norm, by two vectors of the model.
+    bool standardized = false;
+    float pooled_scale = 1;
+    bool pooled_norm_weight = true;    // this norm has a weight
     float pooled_norm_offset = 0;      // added to the weight of this norm
     std::vector<MergerLinear> merger;  // one behind the other; the last gives the row
-    Activation activation = Activation::gelu;
-    float eps = 0;            // of the norms behind the layers
-    std::vector<int> levels;  // layers whose results are merged, too, each by weights of its own: see ModelSpec
+    float eps = 0;                     // of the norms behind the layers
+    std::vector<int> levels;           // layers whose results are merged, too, by weights of their own: see ModelSpec
 
     int num_levels() const { return 1 + static_cast<int>(levels.size()); }
     int out_size() const { return merger.back().size; }  // of a level of a row: hidden_size of the model of texts
@@ -49,12 +61,17 @@ struct TowerSpec {
         f("patch_dim", &TowerSpec::patch_dim, "Numbers of a patch.");
         f("patch_bias", &TowerSpec::patch_bias, "");
         f("patch_norm", &TowerSpec::patch_norm, "A norm of what embeds patches takes its place.");
+        f("norm_first", &TowerSpec::norm_first, "Positions are added behind this norm, and not before it.");
         f("num_positions", &TowerSpec::num_positions, "Rows of the table of learned positions; 0: there are none.");
+        f("norm", &TowerSpec::norm, "There is a norm behind the layers.");
         f("merged_patches", &TowerSpec::merged_patches, "Neighbouring patches that become one row of the result.");
         f("pooled", &TowerSpec::pooled, "It is made of their mean, behind RMSNorm, and not of all their numbers.");
+        f("standardized", &TowerSpec::standardized,
+          "Their mean x, times pooled_scale, becomes (x - bias) * scale before this norm.");
+        f("pooled_scale", &TowerSpec::pooled_scale, "Multiplies their mean.");
+        f("pooled_norm_weight", &TowerSpec::pooled_norm_weight, "This norm has a weight.");
         f("pooled_norm_offset", &TowerSpec::pooled_norm_offset, "Added to the weight of this norm.");
         f("merger", &TowerSpec::merger, "The linears that make a row; the last one gives it.");
-        f("activation", &TowerSpec::activation, "Behind those of these linears that say so.");
         f("eps", &TowerSpec::eps, "The epsilon of the norms behind the layers.");
         f("levels", &TowerSpec::levels, "Layers whose results are merged, too.");
     }

@@ -14,7 +14,13 @@ StateStepsArgs state_steps_args(const StateSteps& p) {
             .state_in = p.state_in.as<const int32_t>(),
             .state_out = p.state_out.as<const int32_t>(),
             .state_tokens = p.state_tokens ? p.state_tokens.as<const int32_t>() : nullptr,
+            .num_replayed = p.num_replayed ? p.num_replayed.as<const int32_t>() : nullptr,
             .num_seqs = count(p.state_in.shape(0))};
+}
+
+StateLogArgs state_log_args(const TensorView& log) {
+    if (!log) return {};
+    return {.rows = log.data(), .stride = log.stride(1), .num_rows = count(log.shape(1))};
 }
 
 }  // namespace
@@ -176,7 +182,9 @@ CausalConvArgs causal_conv_args(const CausalConvParams& p) {
             .gate_in = p.gate_in.data(),
             .gate_out = p.gate_out.data(),
             .gate_in_stride = stride(p.gate_in, 0),
-            .gate_out_stride = stride(p.gate_out, 0)};
+            .gate_out_stride = stride(p.gate_out, 0),
+            .x_log = state_log_args(p.x_log),
+            .gate_in_log = state_log_args(p.gate_in_log)};
 }
 
 DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p) {
@@ -201,9 +209,12 @@ DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p) {
             .k_dim = count(p.state.shape(2)),
             .v_dim = count(p.state.shape(3)),
             .eps = p.eps,
+            .type = element(p.qkv.dtype()),
+            .kv_log = state_log_args(p.kv_log),
+            .a_log = state_log_args(p.a_log),
+            .b_log = state_log_args(p.b_log),
             .by_element = p.by_element,
-            .sigmoid_gate = p.sigmoid_gate,
-            .type = element(p.qkv.dtype())};
+            .sigmoid_gate = p.sigmoid_gate};
 }
 
 SelectiveScanArgs selective_scan_args(const SelectiveScanParams& p) {
@@ -226,7 +237,23 @@ SelectiveScanArgs selective_scan_args(const SelectiveScanParams& p) {
             .dt_multiplier = p.dt_multiplier,
             .dt_min = p.dt_min,
             .dt_max = p.dt_max,
-            .type = element(p.xbc.dtype())};
+            .type = element(p.xbc.dtype()),
+            .xb_log = state_log_args(p.xb_log),
+            .dt_log = state_log_args(p.dt_log)};
+}
+
+LogDraftsArgs log_drafts_args(const LogDraftsParams& p) {
+    LogDraftsArgs args{.parts = {},
+                       .num_parts = count(static_cast<int64_t>(p.parts.size())),
+                       .log = p.log.data(),
+                       .log_stride = p.log.shape(2),
+                       .num_rows = count(p.log.shape(1)),
+                       .num_tokens = count(p.parts[0].shape(0)),
+                       .sequences = state_steps_args(p.sequences),
+                       .type = element(p.log.dtype())};
+    for (size_t i = 0; i < p.parts.size(); ++i)
+        args.parts[i] = {p.parts[i].data(), p.parts[i].stride(0), count(p.parts[i].shape(1))};
+    return args;
 }
 
 GatedNormArgs gated_norm_args(const GatedNormParams& p) {

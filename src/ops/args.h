@@ -22,6 +22,7 @@ AttentionArgs attention_args(const AttentionParams& p);
 CausalConvArgs causal_conv_args(const CausalConvParams& p);
 DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p);
 SelectiveScanArgs selective_scan_args(const SelectiveScanParams& p);
+LogDraftsArgs log_drafts_args(const LogDraftsParams& p);
 GatedNormArgs gated_norm_args(const GatedNormParams& p);
 
 }  // namespace infinilm

@@ -22,6 +22,7 @@ class Lister {
 public:
     Lister(const AttentionLengths& lengths, const AttentionLayer& layer, int num_sms)
         : lengths_(lengths),
+          context_lens_(layer.sliding_window > 0 && lengths.window_lens ? lengths.window_lens : lengths.context_lens),
           group_(layer.heads.group()),
           window_(layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int>::max()),
           chunked_(layer.chunked),
@@ -67,15 +68,16 @@ private:
     // As Rows of cuda/attention/attention.cuh: a row sees keys [end - window, end), or those of its chunk, or all, and
     // two-way as many of those behind.
     Tile make_tile(int32_t seq, int32_t row0, int rows) const {
-        const int first_position = lengths_.context_lens[seq] - num_rows(seq) / group_;
+        const int first_position = context_lens_[seq] - num_rows(seq) / group_;
         const int first_end = first_position + row0 / group_ + 1;
         const int64_t last_end = int64_t{first_position} + (row0 + rows - 1) / group_ + (two_way_ ? window_ : 1);
-        const int end = static_cast<int>(std::min<int64_t>(last_end, lengths_.context_lens[seq]));
+        const int end = static_cast<int>(std::min<int64_t>(last_end, context_lens_[seq]));
         const int begin = chunked_ ? (first_end - 1) / window_ * window_ : std::max(0, first_end - window_);
         return {seq, row0, rows, (end + attention_chunk - 1) / attention_chunk - begin / attention_chunk};
     }
 
     const AttentionLengths& lengths_;
+    const int32_t* const context_lens_;  // [num_seqs]
     const int group_, window_;
     const bool chunked_, two_way_;
 };

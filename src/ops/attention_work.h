@@ -94,6 +94,8 @@ struct AttentionLengths {
     int64_t num_seqs;
     const int32_t* cu_seqlens_q;  // [num_seqs + 1]
     const int32_t* context_lens;  // [num_seqs]
+    // The same for layers with a window, where their sequences are others; null: they are not.
+    const int32_t* window_lens = nullptr;
 };
 
 // The list of the layers that share one, as far as the host needs it to launch their kernels.

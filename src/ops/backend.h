@@ -320,12 +320,25 @@ struct LoraParams {
 // state_in names, and leaves what it has become in state_out, which may be the same; no other sequence of the step has
 // that one. The last tokens of a sequence may be drafts, which could be wrong: its state goes through them like through
 // others, but the state that is left is the one before them.
+//
+// What a state reads of drafts can be kept in a log (LogDraftsParams), which has some rows for each state. A later step
+// of the sequence goes through those that turned out right before it goes through its own tokens: it replays them.
 struct StateSteps {
     TensorView cu_seqlens_q;       // [num_seqs + 1] int32
     TensorView state_in;           // [num_seqs] int32; -1: zeros
     TensorView state_out;          // [num_seqs] int32
     TensorView state_tokens = {};  // [num_seqs] int32, how many tokens of each are no drafts, or absent: all. A
                                    // sequence with drafts has at least one such token, and at most most_drafts drafts
+    TensorView num_replayed = {};  // [num_seqs] int32, how many rows of the log of state_in are replayed, or absent:
+                                   // none. A sequence that replays some has at least one token of its own
+};
+
+// Keeps what a state reads of the drafts of a step: row i of the log of state_out has that of the i-th draft, the parts
+// side by side. An op that replays takes its columns of the log as a view, named as what it reads, with `_log` behind.
+struct LogDraftsParams {
+    std::span<const TensorView> parts;  // each [num_tokens, n] activation, up to most_log_parts; rows may be strided
+    TensorView log;                     // [num_states, num_rows, n of all parts] activation
+    StateSteps sequences;               // with state_tokens, and no more drafts than the log has rows
 };
 
 // A convolution of each channel over the last `taps` tokens of its sequence, behind which is silu:
@@ -339,6 +352,8 @@ struct CausalConvParams {
     TensorView out;                          // [num_tokens, channels] activation
     TensorView gate_in = {}, gate_out = {};  // [num_tokens, channels] activation; both or none
     TensorView bias = {};                    // [channels] float32, or absent: zeros
+    // [num_states, num_rows, channels] activation, where rows of the log are replayed; gate_in_log if there is gate_in.
+    TensorView x_log = {}, gate_in_log = {};
 };
 
 // The gated delta rule (Yang et al. 2024, arXiv:2412.06464). With q and k normed to length 1, q / sqrt(k_dim),
@@ -360,6 +375,8 @@ struct DeltaRuleParams {
     TensorView out;    // [num_tokens, num_v_heads * v_dim] activation
     int num_k_heads;
     float eps;
+    // [num_states, num_rows, ..] activation, where rows of the log are replayed: k and v, side by side, a and b.
+    TensorView kv_log = {}, a_log = {}, b_log = {};
     bool by_element = false;
     bool sigmoid_gate = false;  // out = rms_norm(o) * sigmoid(z)
 };
@@ -382,6 +399,8 @@ struct SelectiveScanParams {
     TensorView out;    // [num_tokens, num_heads * head_dim] activation
     int num_groups;
     float dt_multiplier = 1, dt_min = 0, dt_max = std::numeric_limits<float>::max();
+    // [num_states, num_rows, ..] activation, where rows of the log are replayed: x and B, side by side, and dt.
+    TensorView xb_log = {}, dt_log = {};
 };
 
 // RMSNorm of each group of `group_size` neighbours of a row, and a gate: with g = silu(gate_multiplier * gate),
@@ -510,6 +529,9 @@ public:
     // Load time. The sources are in host memory or on the device, of any floating dtype, or in host memory blocks of a
     // type of which takes_blocks() says that their integers are kept. Quantization is none then.
     virtual bool takes_blocks(std::string_view /*type*/) const { return false; }
+    // Whether weights of such blocks become numbers of activation_dtype(), which must hold them, as they are
+    // multiplied.
+    virtual bool rounds_blocks(std::string_view /*type*/) const { return false; }
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim,  // of qkv and by_head, else 0
                                                            Quantization quantization) = 0;
@@ -550,6 +572,7 @@ public:
     virtual void delta_rule(const DeltaRuleParams&);
     virtual void selective_scan(const SelectiveScanParams&);
     virtual void gated_norm(const GatedNormParams&);
+    virtual void log_drafts(const LogDraftsParams&);
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void change_logits(const ChangeLogitsParams&);  // unless it says otherwise, in memory of the host
     virtual void find_best(const FindBestParams&) = 0;

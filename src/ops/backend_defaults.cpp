@@ -80,6 +80,7 @@ void Backend::causal_conv(const CausalConvParams&) { throw no_states(*this); }
 void Backend::delta_rule(const DeltaRuleParams&) { throw no_states(*this); }
 void Backend::selective_scan(const SelectiveScanParams&) { throw no_states(*this); }
 void Backend::gated_norm(const GatedNormParams&) { throw no_states(*this); }
+void Backend::log_drafts(const LogDraftsParams&) { throw no_states(*this); }
 void Backend::head_linear(const HeadLinearParams&) {
     throw DeviceError(
         concat("layers with a latent cache do not run on ", to_string(device()), " in this version; use device 'cpu'"));

@@ -29,7 +29,7 @@ struct CudaLibrary {
     int64_t (*free_bytes)(int device);
     std::unique_ptr<Backend> (*make_backend)(const CudaOptions&);
 };
-inline constexpr int cuda_library_abi = 7;  // raise it when Backend, DeviceQueue, their structs or these change
+inline constexpr int cuda_library_abi = 9;  // raise it when Backend, DeviceQueue, their structs or these change
 inline constexpr const char* cuda_library_symbol = "infinilm_cuda_library";
 // In its place where a compiler failed: why, as a text (cuda/optional.py).
 inline constexpr const char* cuda_left_out_symbol = "infinilm_cuda_left_out";

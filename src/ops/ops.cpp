@@ -9,6 +9,7 @@
 #include <string>
 #include <tuple>
 
+#include "args/state.h"
 #include "core/check.h"
 #include "ops/values.h"
 
@@ -175,8 +176,8 @@ static void check_linear(OpCheck& check, const LinearParams& p) {
     }
     const int64_t width = p.gate_up_apart ? 2 * p.weight.out_features : p.weight.out_features;
     check.require(!p.gate_up_apart || p.weight.kind == LinearKind::act_mul, "gate_up_apart: the weight has no gate");
-    check.require(p.activation != Activation::gelu || p.weight.kind != LinearKind::act_mul || p.gate_up_apart,
-                  "activation: gelu is of act_mul alone; keep gate_up_apart");
+    check.require(!is_apart(p.activation) || p.weight.kind != LinearKind::act_mul || p.gate_up_apart,
+                  "activation: ", name(p.activation), " is of act_mul alone; keep gate_up_apart");
     if (p.residual) check.tensor("residual", p.residual, {"num_tokens", width}, check.activation);
     const bool float32 = p.out && p.out.dtype() == DType::float32;
     check.tensor("out", p.out, {"num_tokens", width}, float32 ? DType::float32 : check.activation);
@@ -399,12 +400,29 @@ void lora(Backend& backend, const LoraParams& p) {
     backend.lora(p);
 }
 
-static void check_states(OpCheck& check, const StateSteps& p, int64_t num_states) {
+// A view of a log, as large as an op reads it.
+struct LogView {
+    std::string_view argument;
+    TensorView view;
+    int64_t columns;
+};
+
+// logs: what is replayed, of an op that replays.
+static void check_states(OpCheck& check, const StateSteps& p, int64_t num_states, std::span<const LogView> logs = {}) {
     check.tensor("state_in", p.state_in, {"num_seqs"}, DType::int32);
     check.tensor("state_out", p.state_out, {"num_seqs"}, DType::int32);
     check.tensor("cu_seqlens_q", p.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
     if (p.state_tokens) check.tensor("state_tokens", p.state_tokens, {"num_seqs"}, DType::int32);
-    if (readable(p.state_in)) check_state_steps(check, p, check["num_tokens"], num_states);
+    if (p.num_replayed) {
+        check.tensor("num_replayed", p.num_replayed, {"num_seqs"}, DType::int32);
+        for (const auto& [argument, view, columns] : logs) {
+            check.tensor(argument, view, {num_states, "log_rows", columns}, check.activation);
+            check.require(view.stride(0) == view.shape(1) * view.stride(1), argument,
+                          ": expected rows that are equally far apart");
+        }
+    }
+    if (readable(p.state_in))
+        check_state_steps(check, p, check["num_tokens"], num_states, p.num_replayed ? check["log_rows"] : 0);
 }
 
 void causal_conv(Backend& backend, const CausalConvParams& p) {
@@ -427,7 +445,8 @@ void causal_conv(Backend& backend, const CausalConvParams& p) {
         check.tensor("bias", p.bias, {"channels"}, DType::float32);
         check.contiguous("bias", p.bias);
     }
-    check_states(check, p.sequences, check["num_states"]);
+    const LogView logs[] = {{"x_log", p.x_log, check["channels"]}, {"gate_in_log", p.gate_in_log, check["channels"]}};
+    check_states(check, p.sequences, check["num_states"], std::span(logs).first(p.gate_in ? 2 : 1));
     backend.causal_conv(p);
 }
 
@@ -453,7 +472,10 @@ void delta_rule(Backend& backend, const DeltaRuleParams& p) {
     check.tensor("gates", p.gates, {"num_tokens", 2 * num_v_heads}, DType::float32);
     check.contiguous("gates", p.gates);
     check.tensor("out", p.out, {"num_tokens", num_v_heads * v_dim}, check.activation);
-    check_states(check, p.sequences, check["num_states"]);
+    const LogView logs[] = {{"kv_log", p.kv_log, p.num_k_heads * k_dim + num_v_heads * v_dim},
+                            {"a_log", p.a_log, num_decays},
+                            {"b_log", p.b_log, num_v_heads}};
+    check_states(check, p.sequences, check["num_states"], logs);
     backend.delta_rule(p);
 }
 
@@ -477,7 +499,9 @@ void selective_scan(Backend& backend, const SelectiveScanParams& p) {
     check.tensor("gates", p.gates, {"num_tokens", 2 * num_heads}, DType::float32);
     check.contiguous("gates", p.gates);
     check.tensor("out", p.out, {"num_tokens", num_heads * head_dim}, check.activation);
-    check_states(check, p.sequences, check["num_states"]);
+    const LogView logs[] = {{"xb_log", p.xb_log, num_heads * head_dim + p.num_groups * state_dim},
+                            {"dt_log", p.dt_log, num_heads}};
+    check_states(check, p.sequences, check["num_states"], logs);
     backend.selective_scan(p);
 }
 
@@ -493,6 +517,25 @@ void gated_norm(Backend& backend, const GatedNormParams& p) {
     check.require(p.group_size > 0 && check["size"] % p.group_size == 0,
                   "group_size: expected a divisor of the size of a row, ", check["size"], ", got ", p.group_size);
     backend.gated_norm(p);
+}
+
+void log_drafts(Backend& backend, const LogDraftsParams& p) {
+    OpCheck check("log_drafts", backend);
+    check.require(!p.parts.empty() && p.parts.size() <= most_log_parts, "parts: expected 1 to ", most_log_parts,
+                  ", got ", p.parts.size());
+    int64_t columns = 0;
+    for (const TensorView& part : p.parts) {
+        check.tensor("parts", part, {"num_tokens", part.ndim() == 2 ? part.shape(1) : 0}, check.activation);
+        columns += part.shape(1);
+    }
+    check.tensor("log", p.log, {"num_states", "num_rows", columns}, check.activation);
+    check.contiguous("log", p.log);
+    check.tensor("state_tokens", p.sequences.state_tokens, {"num_seqs"}, DType::int32);
+    StateSteps sequences = p.sequences;
+    sequences.num_replayed = {};  // which the ops that replay check
+    check_states(check, sequences, check["num_states"]);
+    if (readable(sequences.state_tokens)) check_log_rows(check, sequences, check["num_rows"]);
+    backend.log_drafts(p);
 }
 
 void sum_parts(Backend& backend, const SumPartsParams& p) {

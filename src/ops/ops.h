@@ -27,6 +27,7 @@ void causal_conv(Backend&, const CausalConvParams&);
 void delta_rule(Backend&, const DeltaRuleParams&);
 void selective_scan(Backend&, const SelectiveScanParams&);
 void gated_norm(Backend&, const GatedNormParams&);
+void log_drafts(Backend&, const LogDraftsParams&);
 void sum_parts(Backend&, const SumPartsParams&);
 void change_logits(Backend&, const ChangeLogitsParams&);
 void find_best(Backend&, const FindBestParams&);

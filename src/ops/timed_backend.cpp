@@ -110,6 +110,9 @@ void TimedBackend::selective_scan(const SelectiveScanParams& p) {
 void TimedBackend::gated_norm(const GatedNormParams& p) {
     timed("states", [&] { inner_.gated_norm(p); });
 }
+void TimedBackend::log_drafts(const LogDraftsParams& p) {
+    timed("states", [&] { inner_.log_drafts(p); });
+}
 void TimedBackend::sum_parts(const SumPartsParams& p) {
     timed("other", [&] { inner_.sum_parts(p); });
 }

@@ -32,6 +32,7 @@ public:
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
     bool takes_blocks(std::string_view type) const override { return inner_.takes_blocks(type); }
+    bool rounds_blocks(std::string_view type) const override { return inner_.rounds_blocks(type); }
     void check_packed(const PackedSource& source) const override;
     std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override;
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
@@ -60,6 +61,7 @@ public:
     void delta_rule(const DeltaRuleParams& p) override;
     void selective_scan(const SelectiveScanParams& p) override;
     void gated_norm(const GatedNormParams& p) override;
+    void log_drafts(const LogDraftsParams& p) override;
     void sum_parts(const SumPartsParams& p) override;
     void change_logits(const ChangeLogitsParams& p) override;
     void find_best(const FindBestParams& p) override;

@@ -150,7 +150,8 @@ void check_sequences(const Check& check, const SequenceValues& p) {
     }
 }
 
-void check_state_steps(const Check& check, const StateSteps& p, int64_t num_tokens, int64_t num_states) {
+void check_state_steps(const Check& check, const StateSteps& p, int64_t num_tokens, int64_t num_states,
+                       int64_t log_rows) {
     const auto *starts = p.cu_seqlens_q.as<const int32_t>(), *in = p.state_in.as<const int32_t>(),
                *out = p.state_out.as<const int32_t>();
     const int64_t num_seqs = p.state_in.shape(0);
@@ -173,12 +174,27 @@ void check_state_steps(const Check& check, const StateSteps& p, int64_t num_toke
         check.require(other < 0 || other == s, "state_in[", s, "]: sequence ", other, " writes state ", in[s],
                       " in the same step");
     }
+    const auto* replayed = p.num_replayed ? p.num_replayed.as<const int32_t>() : nullptr;
+    for (int64_t s = 0; replayed && s < num_seqs; ++s) {
+        const int64_t most = in[s] < 0 || starts[s] == starts[s + 1] ? 0 : log_rows;
+        check.require(replayed[s] >= 0 && replayed[s] <= most, "num_replayed[", s, "] is ", replayed[s],
+                      ", expected 0 to ", most, ": a state has ", log_rows, " rows of its log");
+    }
     if (!p.state_tokens) return;
     const auto* seen = p.state_tokens.as<const int32_t>();
     for (int64_t s = 0; s < num_seqs; ++s) {
         const int32_t count = starts[s + 1] - starts[s], least = std::max(1, count - most_drafts);
         check.require(seen[s] == count || (seen[s] >= least && seen[s] < count), "state_tokens[", s, "] is ", seen[s],
                       ", expected ", least, " to ", count, ": a sequence has at most ", most_drafts, " drafts");
+    }
+}
+
+void check_log_rows(const Check& check, const StateSteps& p, int64_t log_rows) {
+    const auto *starts = p.cu_seqlens_q.as<const int32_t>(), *seen = p.state_tokens.as<const int32_t>();
+    for (int64_t s = 0; s < p.state_in.shape(0); ++s) {
+        const int32_t num_drafts = starts[s + 1] - starts[s] - seen[s];
+        check.require(num_drafts <= log_rows, "sequence ", s, " has ", num_drafts, " drafts, and a state has ",
+                      log_rows, " rows of its log");
     }
 }
 

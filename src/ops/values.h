@@ -73,6 +73,9 @@ struct SequenceValues {
 void check_sequences(const Check&, const SequenceValues&);
 
 // StateSteps, of num_tokens tokens and num_states states; Batch has the same.
-void check_state_steps(const Check&, const StateSteps&, int64_t num_tokens, int64_t num_states);
+// log_rows: of a state.
+void check_state_steps(const Check&, const StateSteps&, int64_t num_tokens, int64_t num_states, int64_t log_rows = 0);
+// That each sequence has no more drafts than the log has rows.
+void check_log_rows(const Check&, const StateSteps&, int64_t log_rows);
 
 }  // namespace infinilm

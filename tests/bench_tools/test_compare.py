@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from gguf_files.families import FAMILIES, convert_family
+from goldens import golden
 
 from bench import command, compare, compare_models
 from bench.compare import ClassResult, Comparison, EngineFailed, Round, Section, Worker
@@ -94,12 +96,60 @@ def test_a_peer_that_is_missing_is_named(models: Path) -> None:
         (["--rounds", "0"], "must be at least 1"),
         (["--peers-python", "/bin/false"], "--peers-python: /bin/false does not run"),
         (["--cpu-time", "--neighbour"], "--neighbour"),
+        (["--gguf", "missing.gguf"], "--gguf: missing.gguf is no file"),
+        (["--gguf", __file__, "--prepare"], "--prepare makes the forms of a shape"),
+        (["--llama-bench", "bin/llama-batched-bench"], "--llama-bench: expected NAME=PROGRAM"),
+        (["--llama-bench", "ik=x", "--cpu-time"], "--llama-bench is of wall time"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_bad_options(options: list[str], message: str) -> None:
     done = run(*options)
     assert done.returncode == 2 and message in done.stderr
+
+
+# A build's program, as far as it is asked: the times are so many milliseconds as there are tokens.
+PROGRAM = """#!{python}
+import sys
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+assert sys.argv[1] == "-rtr" and int(options["-c"]) % 256 == 0 and options["-m"].endswith(".gguf")
+prompt, steps, batch = (int(options[name]) for name in ("-npp", "-ntg", "-npl"))
+print("loaded", file=sys.stderr)
+print("|    PP |   TG |  B |   T_PP s |   T_TG s |")
+print("|-------|------|----|----------|----------|")
+print("| %5d | %4d | %2d | %8.3f | %8.3f |" % (prompt, steps, batch, 1e-3 * prompt * batch, 1e-3 * steps * batch))
+"""
+
+
+def test_a_file_beside_any_build_of_llama_cpp(tmp_path: Path) -> None:
+    """Dense and with states: both computed here, and the other by a program that has options of its own."""
+    program, out = tmp_path / "llama-batched-bench", tmp_path / "out.json"
+    program.write_text(PROGRAM.format(python=sys.executable))
+    program.chmod(0o755)
+    files = [
+        convert_family(golden(name), FAMILIES[name]).write(tmp_path / f"{name}.gguf") for name in ("smollm3", "lfm2")
+    ]
+    done = run(
+        *("--gguf", *map(str, files), "--engines", "infinilm", "--llama-bench", f"ik={program} -rtr"),
+        *("--sections", "decode b1,b4", "--rounds", "1", "--tries", "1", "--json", str(out)),
+    )
+    assert done.returncode == 0, done.stderr
+    for path in files:
+        found = json.loads(out.read_text())[path.stem]
+        assert not found["failures"]
+        for rounds in found["rounds"].values():
+            (speeds,) = (r["tokens_per_second"] for r in rounds)
+            assert speeds[f"infinilm {path.stem}"] > 0
+            assert speeds[f"ik {path.stem}"] == pytest.approx(1000)
+        assert f"| infinilm : ik {path.stem} |" in done.stdout
+
+
+def test_a_build_that_fails_is_named(tmp_path: Path) -> None:
+    path = convert_family(golden("lfm2"), FAMILIES["lfm2"]).write(tmp_path / "model.gguf")
+    options = ["--gguf", str(path), "--engines", "infinilm", "--llama-bench", "ik=/bin/false", "--sections", "b4"]
+    done = run(*options, "--rounds", "1", "--tries", "1")
+    assert done.returncode == 0, done.stderr
+    assert "ik model is not in the table: RuntimeError: /bin/false ended with 1: no word." in done.stdout
 
 
 # ---- rounds ----

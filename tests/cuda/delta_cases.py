@@ -25,13 +25,20 @@ def _long(value: int) -> ctypes.c_int64:
 class Step:
     """The sequences of a step: how many tokens each has, where it goes on, and what it leaves.
 
-    `seen`: how many tokens of each its state takes in; the others are drafts.
+    `seen`: how many tokens of each its state takes in; the others are drafts. `replayed`: how many drafts of the step
+    before it replays.
     """
 
     def __init__(
-        self, counts: list[int], state_in: list[int], state_out: list[int], seen: list[int] | None = None
+        self,
+        counts: list[int],
+        state_in: list[int],
+        state_out: list[int],
+        seen: list[int] | None = None,
+        replayed: list[int] | None = None,
     ) -> None:
         self.seen = None if seen is None else np.array(seen, np.int32)
+        self.replayed = None if replayed is None else np.array(replayed, np.int32)
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self.inn, self.out = np.array(state_in, np.int32), np.array(state_out, np.int32)
 
@@ -44,8 +51,8 @@ class Step:
         return cls(counts, [(-1, order[i], order[n + i])[kinds[i]] for i in range(n)], order[:n].tolist())
 
     def upload(self, gpu: Gpu) -> tuple[Any, ...]:
-        seen = None if self.seen is None else gpu.upload(self.seen)
-        return (*(gpu.upload(x) for x in (self.starts, self.inn, self.out)), seen, len(self.out))
+        more = (None if x is None else gpu.upload(x) for x in (self.seen, self.replayed))
+        return (*(gpu.upload(x) for x in (self.starts, self.inn, self.out)), *more, len(self.out))
 
     def before(self, state: Array, s: int) -> Array:
         """The state that sequence s goes on from."""
@@ -54,6 +61,28 @@ class Step:
 
     def spans(self) -> list[tuple[int, int]]:
         return list(itertools.pairwise(self.starts.tolist()))
+
+
+class Log:
+    """The log of two parts, [n, width] each, of the rows of a step; what an op gets of it is `of` some columns."""
+
+    rows = 15
+
+    def __init__(self, gpu: Gpu, kind: str, step: Step, *parts: Array) -> None:
+        self.width, self._size = sum(part.shape[1] for part in parts), parts[0].itemsize
+        empty = np.full((NUM_STATES, self.rows, self.width), np.nan, np.float32)
+        self._log = gpu.upload(encode(empty, kind))
+        frames = [of(gpu, part, kind, pad) for part, pad in zip(parts, (2, 3), strict=True)]
+        inputs = [x for frame in frames for x in (frame.pointer, _long(frame.stride), frame.shape[1])]
+        gpu.call("run_log_drafts", *inputs, *step.upload(gpu), self._log, self.rows, len(parts[0]), KINDS.index(kind))
+
+    def columns(self, *begins: int) -> tuple[Any, ...]:
+        """Arguments of an op whose parts begin at these columns."""
+        views = [ctypes.c_void_p(self._log.pointer + begin * self._size) for begin in begins]
+        return (*views, _long(self.width), self.rows)
+
+
+NO_LOG = (_long(0), 0)
 
 
 class Conv:
@@ -67,7 +96,14 @@ class Conv:
         self.bias = normal(shape["seed"] + 5, self.channels) if shape.get("biased") else None
         self.x = encode(normal(shape["seed"] + 1, n, self.channels), kind)
 
-    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None)) -> Array:
+    def log(self, gpu: Gpu, step: Step, rows: Any) -> tuple[Any, ...]:
+        """What the next step gets of the drafts of this one."""
+        parts = (self.x, self.gates[0]) if self.gates else (self.x, self.x)
+        return Log(gpu, self.kind, step, *(part[rows] for part in parts)).columns(0, self.channels)
+
+    def run(
+        self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None), log: Any = (None, None, *NO_LOG)
+    ) -> Array:
         """Changes `state` in place."""
         given = of(gpu, self.x[rows], self.kind, 3)
         gates = [of(gpu, gate[rows], self.kind, pad) for gate, pad in zip(self.gates, (1, 2), strict=False)]
@@ -76,7 +112,7 @@ class Conv:
         gpu.call(
             "run_causal_conv", given.pointer, _long(given.stride), gpu.upload(self.weight), state, *step.upload(gpu),
             out.pointer, _long(out.stride), given.shape[0], self.channels, self.taps, KINDS.index(self.kind),
-            *itertools.chain(*given_gates), None if self.bias is None else gpu.upload(self.bias),
+            *itertools.chain(*given_gates), None if self.bias is None else gpu.upload(self.bias), *log,
         )  # fmt: skip
         return out.get()
 
@@ -138,7 +174,22 @@ class Rule:
         self.vectors.append(normal(self.seed + 6, self.v_dim))
         self.state = normal(self.seed + 7, NUM_STATES, self.heads, self.k_dim, self.v_dim)
 
-    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None), pad: int = 2) -> Array:
+    def log(self, gpu: Gpu, step: Step, rows: Any) -> tuple[Any, ...]:
+        """What the next step gets of the drafts of this one: k and v, then a and b."""
+        qkv, _, a, b = self.stored
+        parts = qkv[:, self.k_heads * self.k_dim :], np.concatenate([a, b], 1)
+        width = parts[0].shape[1]
+        return Log(gpu, self.kind, step, *(part[rows] for part in parts)).columns(0, width, width + a.shape[1])
+
+    def run(
+        self,
+        gpu: Gpu,
+        state: Buffer,
+        step: Step,
+        rows: Any = slice(None),
+        pad: int = 2,
+        log: Any = (None, None, None, *NO_LOG),
+    ) -> Array:
         """Changes `state` in place. `pad`: elements between rows of qkv; with 0 they may be read 16 bytes at a time."""
         pads = (pad, 3, pad and 1, 5)
         frames = [of(gpu, x[rows], self.kind, between) for x, between in zip(self.stored, pads, strict=True)]
@@ -147,7 +198,7 @@ class Rule:
         gpu.call(
             "run_delta_rule", *inputs, *(gpu.upload(x) for x in self.vectors), state, *step.upload(gpu), out.pointer,
             _long(out.stride), int(step.starts[-1]), self.k_heads, self.heads, self.k_dim, self.v_dim, 1e-6,
-            KINDS.index(self.kind), self.by_element,
+            KINDS.index(self.kind), *log, self.by_element,
         )  # fmt: skip
         return out.get()
 
@@ -222,3 +273,34 @@ def drafts(gpu: Gpu, shapes: list[Shape]) -> None:
                 assert_bitwise(outs[1][certain], outs[2])
                 assert_bitwise(states[1], states[2])
             gpu.close()
+
+
+def check_replays(gpu: Gpu, inputs: Any, state: Array, shape: Shape) -> None:
+    """Drafts that a step replays give the bits of a step that computes them, and leave the same states."""
+    counts, seen, right = shape["counts"], shape["seen"], shape["right"]
+    step = Step.draw(shape["seed"], counts)
+    inn, out = step.inn.tolist(), step.out.tolist()
+    held = gpu.upload(state)
+    want = inputs.run(gpu, held, step)
+    whole = gpu.download(held)
+    held = gpu.upload(state)
+    ends = [min(count, n + Log.rows) for count, n in zip(counts, seen, strict=True)]
+    spans, known = step.spans(), [n + r for n, r in zip(seen, right, strict=True)]
+    rows = [begin + i for (begin, _), end in zip(spans, ends, strict=True) for i in range(end)]
+    drafted = Step(ends, inn, out, seen)
+    inputs.run(gpu, held, drafted, rows)
+    log = inputs.log(gpu, drafted, rows)
+    rest = [begin + i for (begin, end), n in zip(spans, known, strict=True) for i in range(n, end - begin)]
+    behind = Step([count - n for count, n in zip(counts, known, strict=True)], out, out, replayed=right)
+    assert_bitwise(inputs.run(gpu, held, behind, rest, log=log), want[rest])
+    assert_bitwise(gpu.download(held)[out], whole[out])
+    gpu.close()
+
+
+def replays(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Of the rule and of its convolution."""
+    for shape in shapes:
+        for kind in ("f32", "bf16"):
+            rule_, conv_ = (make(shape, kind, sum(shape["counts"])) for make in (Rule, Conv))
+            check_replays(gpu, rule_, rule_.state, shape)
+            check_replays(gpu, conv_, normal(1, NUM_STATES, conv_.taps - 1, conv_.channels), shape)

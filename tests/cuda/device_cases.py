@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import vision
 from emulation import ROOT, Gpu, from_16, to_16
 from encoders import expected_of as expected_of_encoder, make_encoder, prompts_of
 from goldens import expected_of, golden
@@ -79,6 +80,25 @@ def encoder(_: Gpu, name: str, dtype: str, folder: str) -> None:
     want = expected["scores"] if "scores" in expected else expected["states"][np.cumsum([0, *expected["lengths"][:-1]])]
     error = np.abs(got - want).max() / np.abs(want).max()
     assert error <= (2e-5 if dtype == "float32" else 0.1), f"an error of {error:.2e} of the largest"
+
+
+def tower(_: Gpu, name: str, dtype: str, folder: str) -> None:
+    """Rows of pictures, and in float32 what is answered to them, as in transformers; the same bits in any company."""
+    expected, pictures = vision.expected_of(name), vision.pictures_of(name)
+    with open_llm(vision.make_model(Path(folder) / name, name), dtype=dtype) as llm:
+        assert llm.device == "cuda"
+        got = llm.tower.rows_of(pictures)
+        for i, rows in enumerate(got):
+            np.testing.assert_array_equal(llm.tower.rows_of([pictures[i]])[0], rows)
+            want = expected[f"rows_{i}"]
+            error = np.abs(rows - want).max() / np.abs(want).max()
+            assert error <= (2e-5 if dtype == "float32" else 0.1), f"an error of {error:.2e} of the largest"
+        if dtype == "float32":
+            for i, (ids, shown) in enumerate(vision.prompts_of(name)):
+                prompt = {"prompt_token_ids": ids, "images": [pictures[p] for p in shown]}
+                greedy = expected[f"greedy_{i}"].tolist()
+                output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
+                assert list(output[0].outputs[0].token_ids) == greedy
 
 
 # ---- random models of every family, in sizes that a GPU takes ----
@@ -477,19 +497,23 @@ def no_device(gpu: Gpu, expected: str) -> None:
 
 
 def a_lost_device(gpu: Gpu) -> None:
-    """A fault on the device is told as such; the engine closes."""
+    """A fault on the device is told as such, and what to do where the driver is too old for it; the engine closes."""
     llm = open_llm(golden("qwen3"))
     prompt = [1, 2, 3]
     before = llm.forward(prompt)
-    gpu.lib.infinilm_emulator_inject_error(700)
-    try:
-        llm.forward(prompt)
-    except infinilm.DeviceError as error:
-        assert "cudaErrorIllegalAddress" in str(error), str(error)
-    else:
-        raise AssertionError("no DeviceError")
-    gpu.lib.infinilm_emulator_inject_error(0)
-    assert llm.forward(prompt).tobytes() == before.tobytes()
+    too_new = (
+        "a CUDA toolkit that is newer than the driver; install a newer driver, or reinstall with --config-settings"
+    )
+    for code, expected in ((700, "cudaErrorIllegalAddress"), (222, too_new)):
+        gpu.lib.infinilm_emulator_inject_error(code)
+        try:
+            llm.forward(prompt)
+        except infinilm.DeviceError as error:
+            assert expected in str(error), str(error)
+        else:
+            raise AssertionError("no DeviceError")
+        gpu.lib.infinilm_emulator_inject_error(0)
+        assert llm.forward(prompt).tobytes() == before.tobytes()
     llm.close()
 
 

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from device_cases import assert_close, make_model, open_llm, prompts
 from emulation import ROOT, Gpu
 from goldens import golden
 
 sys.path.insert(0, str(ROOT / "tests"))
 
+from gguf_files.block_formulas import dequantise
 from gguf_files.conversion import convert, quantised
+from gguf_files.families import FAMILIES, convert_family
+from gguf_files.writer import File, Stored
 from quantised_files import writers
 from quantised_files.conversion import quantise, resized, write_plain
 from rank_cases import FakeNccl
@@ -22,11 +26,13 @@ from infinilm import _core
 from infinilm.checkpoint.native import CUDA_BLOCKS
 from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.engine.hooks import ModelSites
+from infinilm.errors import WeightError
 from infinilm.planning.memory import plan_headers
 
 VOCAB_SIZE = 131
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
-FAMILY_SIZES: dict[str, dict[str, int]] = {
+FAMILY_SIZES: dict[str, dict[str, Any]] = {
+    "qwen2-moe wide": {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512, "mlp_only_layers": []},
     "qwen2-moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128},
     # Queries and their gates take turns by heads in files: blocks of FP8 are of one of them.
     "qwen3-5-dense": {
@@ -75,7 +81,9 @@ def safetensors(
     weights = quantise(source, stored, getattr(writers, form)(*arguments))
     exact = write_plain(source, stored.with_name(f"{stored.name}-plain"), weights)
     # Scores of normed queries and keys that nothing scales down make sharp softmaxes.
-    _check(stored, exact, dtype, tp_size, native, nccl, amplified=8 if name == "gemma4-a4b" else 4)
+    amplified = 8 if name == "gemma4-a4b" else 4
+    has_row_scales = form == "ct_fp8" and arguments == ["channel"]  # which meet sums, not weights
+    _check(stored, exact, dtype, tp_size, native, nccl, None if has_row_scales else exact, amplified)
 
 
 def gguf(
@@ -90,13 +98,43 @@ def gguf(
     nccl: str,
 ) -> None:
     """The same of a GGUF file, whose embedding is quantised, too. float32 on a CPU is its exact weights."""
-    source = make_model(name, Path(folder), **SIZES)
+    is_wide = "_K" in type_name  # whose blocks have 256 weights
+    sizes = (
+        {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64} if is_wide else SIZES
+    )
+    source = make_model(name, Path(folder), **(sizes | FAMILY_SIZES.get(f"{name} wide" if is_wide else "", {})))
     stored = Path(folder) / f"{name}-{type_name}-{tp_size}.gguf"
-    convert(source, quantised(type_name, otherwise=embedding)).write(stored)
-    _check(stored, stored, dtype, tp_size, native, nccl)
+    types = as_q4_k_m if type_name == "Q4_K_M" else quantised(type_name, otherwise=embedding)
+    file = convert_family(source, FAMILIES[name], types) if name in FAMILIES else convert(source, types)
+    file.write(stored)
+    numbers = {
+        key: Stored("F32", t.shape, dequantise(t.type, np.frombuffer(t.data, np.uint8)).astype(np.float32).tobytes())
+        for key, t in file.tensors.items()
+    }
+    twin = stored.with_name(f"plain-{stored.name}")
+    File(file.metadata, numbers).write(twin)
+    _check(stored, stored, dtype, tp_size, native, nccl, twin)
 
 
-def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nccl: str, amplified: float = 4) -> None:
+def as_q4_k_m(name: str) -> str:
+    """As llama.cpp mixes types in a file of that name: in half of the layers v and down are of another one."""
+    if "norm" in name or "ffn_gate_inp" in name:
+        return "F32"
+    is_finer = name.startswith("output.") or (name.startswith("blk.0.") and ("attn_v." in name or "ffn_down" in name))
+    return "Q6_K" if is_finer else "Q4_K"
+
+
+def _check(
+    stored: Path,
+    exact: Path,
+    dtype: str,
+    tp_size: int,
+    native: bool,
+    nccl: str,
+    twin: Path | None,
+    amplified: float = 4,
+) -> None:
+    """twin: the same model with its weights as numbers, which 16 bits round to what kernels make of the formats."""
     (prompt,) = prompts(VOCAB_SIZE, 75)
     settings: dict[str, Any] = {"dtype": dtype, "tensor_parallel_size": tp_size}
     ranks = FakeNccl(nccl) if tp_size > 1 else None
@@ -121,6 +159,9 @@ def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nc
         output = llm.generate([prompt, prompt[:9]], temperature=0, max_tokens=3, use_tqdm=False, ignore_eos=True)
     assert [len(o.outputs[0].token_ids) for o in output] == [3, 3]
     assert got[:5].tobytes() == few.tobytes() == hooked.tobytes()
+    if twin and native:
+        with open_llm(twin, **settings) as plain:
+            assert plain.forward(prompt).tobytes() == got.tobytes()
     plan = plan_headers(stored, {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
     told = plan_lines(describe_plan(plan))[0]
     assert ("used as they are" in told) == native, told
@@ -131,8 +172,27 @@ def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nc
     assert (size < 0.85 * numbers) == native, (size, numbers)
 
 
+def beyond_float16(_: Gpu, folder: str) -> None:
+    """A weight of blocks that float16 cannot hold is refused by name before it becomes infinite; bfloat16 has it."""
+    file = convert(make_model("llama", Path(folder), **SIZES), quantised("Q8_0"))
+    name = "blk.0.ffn_down.weight"
+    blocks = np.frombuffer(file.tensors[name].data, np.uint8).reshape(-1, 34).copy()
+    blocks[-1, :2] = np.array([1000], np.float16).view(np.uint8)
+    blocks[-1, -1] = 100
+    file.tensors[name] = Stored("Q8_0", file.tensors[name].shape, blocks.tobytes())
+    stored = Path(folder) / "large.gguf"
+    file.write(stored)
+    parameter = r"'model\.layers\.0\.mlp\.down_proj\.weight', which is Q8_0"
+    told = rf"{parameter}: a weight in row 127 .* float16; use dtype='bfloat16'"
+    with pytest.raises(WeightError, match=told), open_llm(stored, dtype="float16"):
+        pass
+    with open_llm(stored, dtype="bfloat16") as llm:
+        assert llm._plan.native_types == ("Q8_0",)
+        assert np.isfinite(llm.forward([1, 2, 3])).all()
+
+
 def block_types(gpu: Gpu) -> None:
     """The package plans with the formats that the library has."""
-    for name in (*CUDA_BLOCKS, "Q4_K", "Z4_32", "IQ4_NL"):
+    for name in (*CUDA_BLOCKS, "Q2_K", "Z4_32", "IQ4_NL"):
         assert gpu.lib.block_bytes_on_device(name.encode()) == CUDA_BLOCKS.get(name, 0), name
         assert name not in CUDA_BLOCKS or gpu.lib.size_of_block(name.encode()) == _core.gguf_type(name)[0], name

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from emulation import ON_GPU, Array, CudaError, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
-from packing import ORDERS, SLICES, SPLITS, pack, split_workspace
+from packing import BOX_COLUMNS, ORDERS, SLICES, SPLITS, pack, split_workspace
 
 KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_prefill_api.cu
 MAX_DECODE_TOKENS = 96
 MOST_PARTS = 512  # in the workspace of linear_prefill
 DECODE, PREFILL = 1, 4  # of LinearKernel
 PAIRS = ("same_tokens", "same_rows", "same_tile")  # HopperPair
-UNIT_COLUMNS = (16, 32, 64, 32, 64, 32, 32, 64)  # of a unit, by format
 F64 = np.float64
 
 
@@ -75,10 +74,11 @@ class Linear:
     def sums(self) -> Array:
         """x . weight^T as linear.cuh orders it, [tokens, n] float32; the emulator's mma adds one product at a time."""
         x, weight = decode(self.x, self.kind), decode(self.weight, self.kind)
-        steps, total = -(-self.k // 16), np.zeros((self.tokens, self.n), np.float32)
+        boxes, total = -(-self.k // BOX_COLUMNS), np.zeros((self.tokens, self.n), np.float32)
         for part in range(SLICES):
             chain = np.zeros_like(total)
-            for k in range(16 * (steps * part // SLICES), min(16 * (steps * (part + 1) // SLICES), self.k)):
+            begin, end = (BOX_COLUMNS * (boxes * i // SLICES) for i in (part, part + 1))
+            for k in range(begin, min(end, self.k)):
                 chain += x[:, k, None] * weight[None, :, k]  # products of 16-bit floats are exact
             total += chain
         return total
@@ -152,11 +152,11 @@ def pairs(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
 def refused_splits(gpu: Gpu) -> None:
     """What k or the workspace has no room for, and numbers that are none of splits."""
     refused_calls: list[tuple[str, dict[str, Any], int]] = [
-        ("prefill", {"tokens": 33, "n": 8, "k": 7 * 16}, 2),  # fewer units than slices
-        ("prefill", {"tokens": 33, "n": 8, "k": 256}, 3),
-        ("prefill", {"tokens": 64 * 103, "n": 8, "k": 128}, 2),  # 103 tiles of 5 parts
-        ("sm90", {"tokens": 33, "n": 8, "k": 7 * 16}, 2),
-        ("sm90", {"tokens": 33, "n": 8, "k": 256}, 4),
+        ("prefill", {"tokens": 33, "n": 8, "k": 7 * BOX_COLUMNS}, 2),  # fewer boxes than slices
+        ("prefill", {"tokens": 33, "n": 8, "k": 512}, 3),
+        ("prefill", {"tokens": 64 * 103, "n": 8, "k": 512}, 2),  # 103 tiles of 5 parts
+        ("sm90", {"tokens": 33, "n": 8, "k": 7 * BOX_COLUMNS}, 2),
+        ("sm90", {"tokens": 33, "n": 8, "k": 512}, 4),
     ]
     for kernel, shape, count in refused_calls:
         with pytest.raises(CudaError) as refused:
@@ -182,8 +182,7 @@ def choice(gpu: Gpu, devices: list[tuple[bool, int]], calls: list[dict[str, Any]
                 assert tile == 64 or (tile == 128 and splits == 1 and call["format"] == 0)
                 assert splits in (1, *SPLITS) and parts <= MOST_PARTS
                 assert has_workspace or splits == 1
-                units = -(-call["k"] // UNIT_COLUMNS[call["format"]])
-                assert units >= SLICES or splits == 1
+                assert -(-call["k"] // BOX_COLUMNS) >= SLICES or splits == 1
                 tiles = -(-call["n"] // 128) * -(-call["tokens"] // 64)
                 assert splits == 1 or tiles < sms  # else no SM is idle
                 if not hopper and call["tokens"] <= 32:
@@ -213,7 +212,7 @@ def hopper_choice(gpu: Gpu, calls: list[dict[str, Any]]) -> None:
                 blocks = -(-call["n"] // 128) * -(-call["tokens"] // tile)
                 if pair == "same_tile":  # each has tile and SM, and whole slices
                     assert places == blocks and 2 * places <= sms and tile <= 64
-                    assert -(-call["k"] // UNIT_COLUMNS[call["format"]]) >= SLICES
+                    assert -(-call["k"] // BOX_COLUMNS) >= SLICES
                 else:
                     assert 2 * places >= blocks
                 apart = choose_hopper(gpu, sms, *sizes, float32, 1)

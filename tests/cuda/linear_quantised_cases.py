@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from emulation import Array, Gpu
+from emulation import ROOT, Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
-from packing import ORDERS, SPLITS, split_workspace
+from packing import ORDERS, SPLITS, pack as pack_numbers, split_workspace
 from quantised import FORMATS, GROUP, blocks, dequantise, pack, quantise
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from gguf_files import block_formulas
 
 KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_quantised_api.cu
 MAX_DECODE_TOKENS, MAX_NORM_TOKENS = 64, 8
@@ -45,6 +50,10 @@ class Linear:
         floats = normal(self.seed + 1, self.n, self.k) * np.repeat(sizes, 32, 1)[:, : self.k].astype(np.float32)
         stored = quantise(floats, self.name)
         self.weight = dequantise(stored, self.name)
+        if self.name in GROUP:  # products with scales of groups are rounded; scales of rows meet sums
+            rows = stored.rows.astype(F64)[:, None]
+            rounded = decode(encode((self.weight / rows).astype(np.float32), self.kind), self.kind)
+            self.weight = rounded.astype(F64) * rows
         self.packed = pack(stored, self.name, self.order, self.head_dim, self.kind)
         self.width = self.n // 2 if self.order == "gate_up" else self.n
         self.out_kind = "f32" if self.out_float32 else self.kind
@@ -117,6 +126,47 @@ def same_bits(gpu: Gpu, shape: dict[str, Any], parts: list[tuple[int, int]]) -> 
             takes = {"decode": tokens <= MAX_DECODE_TOKENS, "split": linear.name in SPLIT_FORMATS}
             if takes.get(kernel, True):
                 assert_bitwise(linear.run(gpu, kernel, first, tokens), whole[first : first + tokens])
+
+
+def twins(
+    gpu: Gpu, type_name: str, format: str, n: int, k: int, order: str, head_dim: int, kind: str, seed: int,
+    parts: list[tuple[str, int, int]],
+) -> None:  # fmt: skip
+    """Blocks of files have the bits of their numbers rounded to 16 bits before, as a plainly dequantised model has."""
+    size, bytes_of_block = block_formulas.SIZES[type_name]
+    stored = block_formulas.random_blocks(type_name, n * k // size, seed).reshape(-1, bytes_of_block)
+    if type_name.startswith("Z4"):
+        stored[:, 2] %= 16  # zero points are codes
+    stored = stored.reshape(n, -1)
+    exact = block_formulas.dequantise(type_name, stored).reshape(n, k).astype(np.float32)
+    where = (n, k, KINDS.index(kind), ORDERS.index(order), head_dim)
+    numbers, num_bytes = FORMATS.index(format), gpu.lib.quantised_bytes(n, k, FORMATS.index(format))
+    native = gpu.upload(np.zeros(num_bytes, np.uint8))
+    for first, rows in ((0, n // 2), (n // 2, n - n // 2)):
+        source = gpu.upload(np.ascontiguousarray(stored[first : first + rows]))
+        gpu.call("blocks_to_rows", source, type_name.encode(), first, rows, native, *where)
+    back = gpu.empty((n - 8, k))
+    gpu.call("rows_to_numbers", native, 8, n - 8, *where, numbers, back)
+    assert_bitwise(gpu.download(back), exact[8:])
+    if order == "natural":
+        _check_rows(gpu, gpu.download(native), exact.astype(F64), format, kind, is_searched=False)
+    twin = gpu.upload(pack_numbers(exact, order, head_dim, kind))
+    x = encode(normal(seed + 1, max(tokens for _, tokens, _ in parts), k), kind)
+    for kernel, tokens, splits in parts:
+        outs = []
+        for data, number in ((native, numbers), (twin, 0)):
+            rows_of_x, out = (
+                of(gpu, x[:tokens], kind),
+                Frame(gpu, kind, (tokens, n // (2 if order == "gate_up" else 1))),
+            )
+            gpu.call(
+                "run_quantised", KERNELS.index(kernel), rows_of_x.pointer, ctypes.c_int64(rows_of_x.stride), tokens,
+                data, None, *where, number, None, ctypes.c_float(EPS), None, ctypes.c_int64(0), out.pointer,
+                ctypes.c_int64(out.stride), 0, split_workspace(gpu, n, tokens, splits), splits,
+            )  # fmt: skip
+            outs.append(out.get())
+        assert_bitwise(*outs)
+    gpu.close()
 
 
 def packing(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 ORDERS = ("natural", "gate_up", "rope_pairs")  # the numbers of RowOrder
 TYPES = ("f32", "bf16", "f16")  # the numbers of Type
-SLICES = 8  # of k, added in their order
+SLICES, BOX_COLUMNS = 8, 64  # of k: slices are added in their order, and are of whole boxes of columns
 SPLITS = (2, 4, 8)  # blocks that may share a tile of linear_prefill
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from packing import feature_of_row
 
 # The numbers of WeightFormat.
-FORMATS = ("", "int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4")
+FORMATS = ("", "int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4", "q4_k", "q5_k", "q6_k")
 SMALLEST = np.float32(2.0**-119)
 FOUR_BITS = ("int4", "int4_zeros", "fp4")
 UNIT_COLUMNS = {name: 64 if name in FOUR_BITS else 32 for name in FORMATS}
@@ -77,7 +77,7 @@ def quantise(weight: Array, name: str) -> Quantised:
             better = error < least
             best, numbers = np.where(better, scale, best), np.where(better, q, numbers).astype(np.int8)
             least = np.minimum(error, least)
-        rows = 2.0 ** np.maximum(np.frexp(np.abs(weight).max(1))[1] - 1 - 17, -126)
+        rows = 2.0 ** np.maximum(np.frexp(np.abs(weight).max(1))[1] - 1 - 14, -126)
         return Quantised(numbers.reshape(n, -1)[:, :k], best[..., 0], rows.astype(np.float32))
     if name == "int4_zeros":
         low = parts.min(-1, keepdims=True)

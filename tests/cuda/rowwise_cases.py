@@ -341,7 +341,9 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
         for kind in KINDS:
             x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
             gate, up = exact[:, :width], exact[:, width:]
-            for number, activation in enumerate(("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu")):
+            for number, activation in enumerate(
+                ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu")
+            ):
                 dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
                 alone, apart = of(gpu, x[:, :width], kind, pad), of(gpu, x[:, width:], kind, 8)
                 behind = ctypes.c_void_p((dx.pointer.value or 0) + width * x.itemsize)

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from delta_cases import NUM_STATES, Shape, Step, _long, oracle
+from delta_cases import NO_LOG, NUM_STATES, Log, Shape, Step, _long, check_replays, oracle
 from emulation import Array, Buffer, Gpu
 from frames import KINDS, Frame, assert_bitwise, assert_close, decode, encode, normal, of
 
@@ -28,7 +28,14 @@ class Scan:
         ]
         self.state = normal(seed + 5, NUM_STATES, self.heads, self.state_dim, self.head_dim)
 
-    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None)) -> Array:
+    def log(self, gpu: Gpu, step: Step, rows: Any) -> tuple[Any, ...]:
+        """What the next step gets of the drafts of this one."""
+        width = self.size + self.groups * self.state_dim
+        return Log(gpu, self.kind, step, self.xbc[rows, :width], self.dt[rows]).columns(0, width)
+
+    def run(
+        self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None), log: Any = (None, None, *NO_LOG)
+    ) -> Array:
         """Changes `state` in place."""
         xbc, dt = of(gpu, self.xbc[rows], self.kind, 2), of(gpu, self.dt[rows], self.kind, 1)
         out = Frame(gpu, self.kind, (dt.shape[0], self.size), 3)
@@ -36,7 +43,7 @@ class Scan:
             "run_selective_scan", xbc.pointer, _long(xbc.stride), dt.pointer, _long(dt.stride),
             *(gpu.upload(x) for x in self.vectors), state, *step.upload(gpu), out.pointer, _long(out.stride),
             int(step.starts[-1]), self.heads, self.groups, self.state_dim, self.head_dim, 0.7, *self.limits,
-            KINDS.index(self.kind),
+            KINDS.index(self.kind), *log,
         )  # fmt: skip
         return out.get()
 
@@ -99,6 +106,13 @@ def scan_drafts(gpu: Gpu, shapes: list[Shape]) -> None:
         assert_bitwise(outs[1][certain], outs[2])
         assert_bitwise(states[1], states[2])
         gpu.close()
+
+
+def scan_replays(gpu: Gpu, shapes: list[Shape]) -> None:
+    for shape in shapes:
+        for kind in ("f32", "bf16"):
+            inputs = Scan(shape, kind, sum(shape["counts"]))
+            check_replays(gpu, inputs, inputs.state, shape)
 
 
 def gated_norm(gpu: Gpu, shapes: list[Shape]) -> None:

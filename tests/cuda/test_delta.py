@@ -75,6 +75,21 @@ def test_drafts_leave_no_state(emulate: Run, schedule: str) -> None:
     _check(emulate, "drafts", shapes, schedule=schedule)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_replayed_drafts_are_tokens(emulate: Run, schedule: str) -> None:
+    steps = {"seed": 4, "counts": [17, 3, 40, 6], "seen": [1, 2, 26, 1], "right": [15, 0, 3, 2]}
+    sizes = ((128, 72, 4), (24, 140, 2), (256, 12, 8), (12, 20, 7))
+    more = {"k_heads": 1, "group": 2, "channels": 130}
+    shapes = [
+        {**steps, **more, "k_dim": k, "v_dim": v, "taps": n, "gated": n == 4, "by_element": n in (2, 7)}
+        for k, v, n in sizes
+    ]
+    _check(emulate, "replays", shapes, schedule=schedule)
+    of_scans = {"groups": 1, "of_group": 2}
+    shapes = [{**steps, **of_scans, "state_dim": n, "head_dim": p} for n, p in ((128, 72), (24, 140))]
+    _check(emulate, "scan_replays", shapes, "scan_cases", schedule=schedule)
+
+
 def scans() -> st.SearchStrategy[dict[str, Any]]:
     """Heads whose columns are those of several warps, of several blocks, and of rows beyond a lane's first."""
     return st.fixed_dictionaries(
@@ -119,8 +134,11 @@ def test_sanitized(emulate: Run, sanitize: str) -> None:
     conv = {"seed": 9, "counts": [20, 1, 3], "taps": 4, "channels": 150}
     shapes = [{**shape, "pad": pad} for pad in (0, 2)]
     _check(emulate, "rule", shapes, sanitize=sanitize, schedule="lifo")
+    replays = {"counts": [20, 2, 3], "seen": [5, 1, 1], "right": [9, 0, 1], "taps": 4, "channels": 150, "gated": True}
+    _check(emulate, "replays", [{**shapes[0], **replays}], sanitize=sanitize, schedule="lifo")
     _check(emulate, "conv", [conv], sanitize=sanitize, schedule="lifo")
     scan = {"seed": 9, "counts": [20, 1, 3], "groups": 1, "of_group": 2, "state_dim": 48, "head_dim": 72}
     _check(emulate, "scan", [scan], "scan_cases", sanitize=sanitize, schedule="lifo")
+    _check(emulate, "scan_replays", [{**scan, **replays}], "scan_cases", sanitize=sanitize, schedule="lifo")
     norm = {"seed": 9, "n": 2, "groups": 2, "group_size": 300, "normed": True, "norm_first": False, "in_place": True}
     _check(emulate, "gated_norm", [norm], "scan_cases", sanitize=sanitize, schedule="lifo")

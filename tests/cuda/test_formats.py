@@ -58,6 +58,9 @@ def test_safetensors(
     [
         ("llama", "Q4_0", "Q8_0", "bfloat16", 2, True),
         ("llama-mqa-tied", "Q8_0", "Q4_0", "float16", 1, True),
+        ("llama", "Q4_K_M", "", "bfloat16", 2, True),
+        ("qwen2-moe", "Q4_K_M", "", "float16", 1, True),
+        ("llama-mqa-tied", "Q5_K", "Q6_K", "bfloat16", 1, True),
         ("llama", "Q5_0", "F16", "bfloat16", 1, False),
     ],
 )
@@ -76,6 +79,11 @@ def test_gguf(
     parameters = {"name": name, "type_name": type_name, "embedding": embedding, "dtype": dtype, "tp_size": tp_size}
     where = {"folder": models, "nccl": fake_nccl, "settings": RANKS if tp_size > 1 else None}
     outcome = simulate("formats_cases:gguf", native=native, **where, **parameters)
+    assert outcome.ok, outcome.text
+
+
+def test_a_weight_that_float16_cannot_hold(simulate: Run, models: str) -> None:
+    outcome = simulate("formats_cases:beyond_float16", folder=models)
     assert outcome.ok, outcome.text
 
 

@@ -88,6 +88,28 @@ def test_packing(emulate: Run, name: str) -> None:
     _check(emulate, "packing", shapes=shapes)
 
 
+@pytest.mark.parametrize(
+    ("type_name", "format"),
+    [
+        ("Q4_0", "int4"), ("Q8_0", "int8_groups"), ("Z4_64", "int4_zeros"), ("MXFP4", "fp4"),
+        ("Q4_K", "q4_k"), ("Q5_K", "q5_k"), ("Q6_K", "q6_k"),
+    ],
+)  # fmt: skip
+@few
+@given(
+    shape=st.sampled_from([(24, "natural", 0), (144, "gate_up", 0), (96, "rope_pairs", 32)]),
+    boxes=st.sampled_from((4, 12, 44)), kind=st.sampled_from(("bf16", "f16")), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_a_file_has_the_bits_of_its_numbers(
+    emulate: Run, type_name: str, format: str, shape: tuple[int, str, int], boxes: int, kind: str, seed: int
+) -> None:
+    n, order, head_dim = shape
+    parts = [("prefill", 33, 1), ("decode", 1, 1), ("decode", 11, 1), ("decode", 33, 1), ("sm90", 130, 1)]
+    parts += [("prefill", 20, 4), ("sm90", 20, 2)] if boxes >= 8 else []
+    where = {"n": n, "k": 64 * boxes, "order": order, "head_dim": head_dim, "kind": kind, "seed": seed}
+    _check(emulate, "twins", type_name=type_name, format=format, parts=parts, **where)
+
+
 def test_blocks_of_files(emulate: Run) -> None:
     """The types that files have, and those that quantised safetensors become."""
     types = {

@@ -342,7 +342,7 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
         names = {"original_context_length": "original_max_position_embeddings", "yarn_attn_factor": "attention_factor"}
         names |= {f"yarn_{n}": n for n in ("beta_fast", "beta_slow")}
         said |= {f"rope.scaling.{k}": scaling.get(n) for k, n in names.items()}
-    sections = (text.get("rope_scaling") or {}).get("mrope_section")
+    sections = (text.get("rope_scaling") or text.get("rope_parameters") or {}).get("mrope_section")
     if sections:
         said["rope.dimension_sections"] = As("int32", [*sections, 0][:4])
     said |= {

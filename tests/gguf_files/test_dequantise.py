@@ -64,7 +64,7 @@ def test_all_of_float16(bits: int) -> None:
 
 def test_what_does_not_fit() -> None:
     raw = np.array([1.0, 70000.0], np.float32).view(np.uint8)
-    with pytest.raises(WeightError, match="row 0 lies outside the range of float16; use dtype='float32'"):
+    with pytest.raises(WeightError, match="row 0 lies outside the range of float16; use dtype='bfloat16' or 'float32'"):
         _core.gguf_dequantise(raw, "F32", [2], "float16")
     infinite = np.array([1.0, np.inf, np.nan], np.float32)
     got = _core.gguf_dequantise(infinite.view(np.uint8), "F32", [3], "float16").numpy()

@@ -19,7 +19,9 @@ FILES = [
     "fox-Q8_0-00001-of-00002.gguf",
     "fox-Q8_0-00002-of-00002.gguf",
     "fox-UD-Q2_K_XL.gguf",
+    "mmproj-fox-BF16.gguf",
     "mmproj-fox-F16.gguf",
+    "other/mmproj-F32.gguf",
 ]
 
 
@@ -55,8 +57,9 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_files_by_name(model: str, files: list[str], fetched: list[str]) -> None:
+    """The file, all parts of it, and of the towers beside it the one of the best precision."""
     path = resolve_model(model, "main")
-    assert fetched == files and path.name in files and path.is_file()
+    assert fetched == [*files, "mmproj-fox-BF16.gguf"] and path.name in files and path.is_file()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.config import AutoConfig
 from infinilm.config.spec import MtpFormat, build_spec
 from infinilm.engine.infer_engine import InferEngine
-from infinilm.errors import ConfigError, WeightError
+from infinilm.errors import CacheFullError, ConfigError, WeightError
 from infinilm.models.reference.model import ReferenceModel
 from infinilm.planning.memory import plan_headers
 
@@ -393,6 +393,16 @@ def test_where_blocks_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixt
             native = checkpoint.native_weights(_core.linears(spec, ranks), sources_of(path))
         assert {n.split(".")[4].removesuffix("_proj") for n in native if "layers" in n} == kept
         assert f"{4 if ranks == 1 else 6} weights are computed as float16, such as" in caplog.text
+
+
+def test_no_room_for_numbers(tmp_path: Path) -> None:
+    """Where blocks become plain numbers that do not fit, the message says so, and what takes less."""
+    path = convert(DEMO, quantised("Q8_0")).write(tmp_path / "model.gguf")
+    with pytest.raises(CacheFullError, match="; Q8_0 weights become float32 here: pass quantization='int4'"):
+        plan_headers(path, {"dtype": "float32", "memory": "100KB"})
+    for settings in ({}, {"quantization": "int4"}):
+        with pytest.raises(CacheFullError, match=r"is free: [^;]*$"):
+            plan_headers(path, {"memory": "100KB", **settings})
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -86,7 +86,10 @@ class File:
         return self.header() + b"".join(self._padded(tensor.data) for tensor in self.tensors.values())
 
     def write(self, path: Path) -> Path:
-        path.write_bytes(self.to_bytes())
+        with path.open("wb") as file:
+            file.write(self.header())
+            for tensor in self.tensors.values():
+                file.write(self._padded(tensor.data))
         return path
 
     def _padded(self, data: bytes) -> bytes:

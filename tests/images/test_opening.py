@@ -68,7 +68,7 @@ def test_a_picture_is_turned_as_its_exif_data_say() -> None:
     np.testing.assert_array_equal(shown, np.rot90(PICTURE, -1))
 
 
-def _bomb() -> bytes:
+def bomb() -> bytes:
     """A PNG of 50,000 x 50,000 pixels in a few bytes."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
@@ -86,7 +86,7 @@ def _animated() -> bytes:
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (_bomb(), "2500000000 pixels|50000 x 50000"),
+        (bomb(), "2500000000 pixels|50000 x 50000"),
         (png()[:-30], "no picture that can be read"),
         (png()[:20], "no picture that can be read"),
         (b"", "no picture that can be read"),

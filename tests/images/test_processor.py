@@ -13,7 +13,7 @@ from vision import ENTRIES, expected_of, pictures_of
 from infinilm.config.towers import TowerConfig
 from infinilm.errors import ConfigError, RequestError
 from infinilm.images.processor import ImageProcessor, merge_order
-from infinilm.images.sizes import EdgeRule, TileRule, smart_size
+from infinilm.images.sizes import AreaRule, EdgeRule, TileRule, smart_size
 
 SETTINGS: dict[str, Any] = ENTRIES["qwen3-vl"]["preprocessor"]
 
@@ -92,6 +92,63 @@ def test_the_table_of_positions_is_stretched_to_the_corners(rows: int, columns: 
     for axis, count in enumerate((rows, columns)):
         wanted = np.linspace(0, config.side - 1, count)[places[axis]]
         np.testing.assert_allclose(got[axis], wanted, atol=1e-5)
+
+
+@given(rows=st.integers(1, 12), columns=st.integers(1, 12), seed=st.integers(0, 99))
+def test_the_table_of_positions_is_stretched_bicubically(rows: int, columns: int, seed: int) -> None:
+    """Between its rows it is that of a cubic convolution (Keys 1981, a = -0.75), beyond its edges the same as there."""
+    config = TowerConfig.from_config(ENTRIES["glm4v"]["config"])
+    assert config is not None
+    side, places = config.side, merge_order((rows, columns), 1)
+    taps_and_weights = config.positions_of(places, (rows, columns))
+    assert taps_and_weights is not None
+    taps, weights = taps_and_weights
+    table = np.random.default_rng(seed).standard_normal(side**2)
+
+    def kernel(x: float) -> float:
+        x = abs(x)
+        if x <= 1:
+            return 1.25 * x**3 - 2.25 * x**2 + 1
+        return -0.75 * x**3 + 3.75 * x**2 - 6 * x + 3 if x < 2 else 0.0
+
+    for got, row, column in zip((table[taps] * weights).sum(1), *places, strict=True):
+        at = ((row + 0.5) * side / rows - 0.5, (column + 0.5) * side / columns - 0.5)
+        wanted = sum(
+            kernel(at[0] - i) * kernel(at[1] - j) * table[min(max(i, 0), side - 1) * side + min(max(j, 0), side - 1)]
+            for i in range(int(at[0]) - 3, int(at[0]) + 4)
+            for j in range(int(at[1]) - 3, int(at[1]) + 4)
+        )
+        np.testing.assert_allclose(got, wanted, atol=1e-4)
+
+
+@given(rows=st.integers(1, 20), columns=st.integers(1, 20))
+def test_windows_cut_a_picture_from_its_upper_left_corner(rows: int, columns: int) -> None:
+    config = TowerConfig.from_config(ENTRIES["qwen2-5-vl"]["config"])
+    assert config is not None
+    side = 3  # of 24 pixels
+    order, counts = config.windows_of((rows * config.merge_size, columns * config.merge_size))
+    cells = np.arange(rows * columns).reshape(rows, columns)
+    windows = [
+        cells[row : row + side, column : column + side].reshape(-1)
+        for row in range(0, rows, side)
+        for column in range(0, columns, side)
+    ]
+    assert counts.tolist() == [len(window) for window in windows]
+    assert order.tolist() == np.concatenate(windows).tolist()
+    assert len(windows) <= config.most_windows(rows * columns * config.merged_patches)
+
+
+@given(height=st.integers(1, 900), width=st.integers(1, 900))
+def test_bounds_of_frames_count_all_of_them(height: int, width: int) -> None:
+    settings = {"size": {"shortest_edge": 2 * 4096, "longest_edge": 2 * 65536}}
+    of_frames = AreaRule.from_settings(settings, 8, 1 << 20, frames=2)
+    of_pixels = AreaRule.from_settings({"size": {"shortest_edge": 4096, "longest_edge": 65536}}, 8, 1 << 20)
+    if max(height, width) <= 100 * min(height, width) and min(height, width) >= 8:
+        assert of_frames.resized(height, width, "it") == of_pixels.resized(height, width, "it")
+    elif min(height, width) < 8 and max(height, width) <= 100:
+        ratio = 8 / min(height, width)
+        enlarged = int(height * ratio), int(width * ratio)
+        assert of_frames.resized(height, width, "it") == of_pixels.resized(*enlarged, "it")
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def test_attributes_of_other_libraries(llm: LLM) -> None:
     """They are told as keywords are, and asking whether there is one costs nothing."""
     for name, message in {
         "encode": r"tokenize\(\) gives token ids",
-        "beam_search": "beam search is not available",
+        "beam_search": r"generate\(prompts, beam_width=4",
         "sleep": r"close\(\) frees everything",
         "get_metrics": r"metrics\(\) gives them",
         "genrate": "did you mean 'generate'",

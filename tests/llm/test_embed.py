@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ def test_is_the_reference(llm: LLM, reference: ReferenceModel, pooling: str) -> 
         expected = hidden.mean(0) if pooling == "mean" else hidden[-1]
         np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, rtol=1e-6)
+
+
+def test_texts_of_a_generator_are_not_kept(llm: LLM) -> None:
+    """Millions of texts need memory for their vectors, and not for themselves."""
+    texts = (f"{i} " + "the " * 5000 for i in range(100))  # 2 MB together
+    tracemalloc.start()
+    try:
+        assert len(llm.embed(texts, truncate=8)) == 100
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 def test_of_no_prompts(llm: LLM) -> None:

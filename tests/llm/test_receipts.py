@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.support import run
+from goldens import golden
 from hypothesis import given, settings, strategies as st
 from lora.adapters import make_adapter
 from speculation.test_requests import KINDS, PROMPTS
@@ -20,6 +21,7 @@ from speculation.test_requests import KINDS, PROMPTS
 import infinilm
 from infinilm import LLM, HookRegistry, Receipt, ReceiptError, RequestLimits, Verdict
 from infinilm.scheduling.drafting import MAX_REPLAYED_TOKENS
+from infinilm.scheduling.states import NUM_LOG_ROWS
 from llm import tiny
 
 
@@ -111,6 +113,14 @@ def test_as_many_tokens_a_step_as_there_is_room_for(folder: Path) -> None:
         assert all(llm.verify(receipts, use_tqdm=False))
         # The prompts, and then both answers, of which a step replays so much; a few more where one had room alone.
         assert llm.metrics().num_steps - before <= 2 * 450 // MAX_REPLAYED_TOKENS + 4
+
+
+def test_models_with_states_replay_as_much_as_their_log_holds() -> None:
+    with LLM(golden("qwen3-5-text"), max_model_len=160, use_tqdm=False) as llm:
+        (receipt,) = receipts_of(llm, [1, 2, 3, 4, 5], max_tokens=100, ignore_eos=True)
+        before = llm.metrics().num_steps
+        assert llm.verify(receipt)[0]
+        assert llm.metrics().num_steps - before <= 100 // (1 + NUM_LOG_ROWS) + 2
 
 
 # ---- what is not ----

@@ -153,9 +153,12 @@ def test_ranks(name: str) -> None:
 def test_the_plan_counts_states() -> None:
     plan = plan_memory(golden(NAME), max_num_seqs=5, max_model_len=64, kv_cache="1MB")
     assert plan.num_states == 10 and plan.state_bytes == 3 * 4 * (3 * 80 + 4 * 12 * 8)
+    # Rows of 15 drafts: what the convolution reads, k and v, a and b.
+    assert plan.num_log_rows == 15 and plan.log_bytes == 15 * 3 * 4 * (80 + 64 + 8)
     assert plan.snapshot_interval == 64  # 7488 bytes are those of 59 tokens
-    assert plan.kv_bytes == plan.num_blocks * 16 * plan.kv_bytes_per_token + 10 * plan.state_bytes <= 1_000_000
-    assert "10 states of 7.3 KiB" in str(plan)
+    bytes_of_states = 10 * (plan.state_bytes + plan.log_bytes)
+    assert plan.kv_bytes == plan.num_blocks * 16 * plan.kv_bytes_per_token + bytes_of_states <= 1_000_000
+    assert "10 states of 34.0 KiB" in str(plan)
     small = plan_memory(golden(NAME), max_num_seqs=5, max_model_len=64, kv_cache="64KB")  # too little for snapshots
     assert (small.num_states, small.snapshot_interval) == (5, 0)
     with pytest.raises(CacheFullError, match=r"states of 5 sequences take 36.6 KiB of it: lower max_num_seqs"):
@@ -232,7 +235,7 @@ def test_the_pool_never_mixes_states_up(data: st.DataObject, slots: int) -> None
                 borders = [wish[:n] for n in range(interval, len(wish) + 1, interval)]
                 ids = [known[b] for b in borders if b in known] if all(b in known for b in borders) else []
                 count, state = pool.find(ids, [True] * (len(ids) + 1))
-                pool.enter(slot, state)
+                pool.enter(slot, state, count * interval)
                 texts[slot] = wish[: count * interval]
             if slot in texts and data.draw(st.booleans()):
                 more = data.draw(st.integers(1, interval - len(texts[slot]) % interval))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from encoders import make_encoder
 from hypothesis import given, settings, strategies as st
 
 from infinilm import LLM, InfinilmError
@@ -16,6 +21,7 @@ from infinilm.scheduling.sequence import Lane
 from infinilm.serving.turns import Turn, Turns
 
 SLICE = 0.004
+SECONDS = 120  # for anything to happen
 
 
 @dataclass
@@ -124,6 +130,87 @@ def test_steps_are_short_while_others_wait() -> None:
     assert chat.turn.max_prompt_tokens(Lane.INTERACTIVE) is None
     other.turn.leave()
     assert chat.run() and chat.turn.max_prompt_tokens(Lane.INTERACTIVE) is None
+
+
+def test_short_steps_tell_less_of_a_token_than_long_ones() -> None:
+    """A query takes long for its few tokens; passages beside it are not to be cut into small steps for that."""
+    turn = World().turns.join()
+    assert not turn.is_long(10**6, 0)  # nothing was measured yet
+    for _ in range(8):
+        turn.observe(1000, 0.016)
+        turn.observe(10, 0.004)
+    assert 600 < (turn.max_prompt_tokens(Lane.BULK) or 0) < 1000
+    assert turn.is_long(2000, 0.001) and not turn.is_long(2000, 0.03) and not turn.is_long(600, 0)
+
+
+class LazySteps:
+    """An engine whose step begins when it is waited for, and where a step of `held` tokens waits to be let go."""
+
+    def __init__(self, engine: Any, held: int) -> None:
+        self._engine, self._held = engine, held
+        self.waits, self.go = threading.Event(), threading.Event()
+        self.steps: list[tuple[int, bool]] = []  # the tokens of each, and whether it was aborted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, batch: Any, has_masks: bool) -> LazyStep:
+        return LazyStep(self, lambda: self._engine.submit(batch, has_masks), batch.arrays()["input_ids"].shape[0])
+
+    def hold(self, num_tokens: int, seconds: float) -> bool:
+        if num_tokens != self._held:
+            return True
+        self.waits.set()
+        return self.go.wait(seconds)
+
+
+@dataclass
+class LazyStep:
+    engine: LazySteps
+    submit: Callable[[], Any]
+    num_tokens: int
+    is_aborted: bool = False
+
+    def wait(self, seconds: float) -> bool:
+        return self.engine.hold(self.num_tokens, seconds)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.engine.go.set()
+
+    def result(self) -> Any:
+        self.engine.steps.append((self.num_tokens, self.is_aborted))
+        self.engine.go.clear()
+        return SimpleNamespace(aborted=True) if self.is_aborted else self.submit().result()
+
+
+def test_a_query_interrupts_a_long_step_once(tmp_path: Path) -> None:
+    """The text is computed again, then to its end whatever comes, and has the same bits."""
+    texts, query = [[3] * 40, [4] * 64, *([[5] * 50] * 20)], [[7, 8, 9]]
+    with LLM(make_encoder(tmp_path / "bert", "bert"), use_tqdm=False, dtype="float32") as llm:
+        alone, wanted = llm.embed(texts), llm.embed(query)
+        llm.take_turns(Turns())
+        turn = llm._thread.turn
+        assert turn is not None
+        turn.observe(1, 1000.0)  # each step of one text is long now
+        engine = llm._thread._engine = LazySteps(llm._thread._engine, 64)  # type: ignore[assignment]
+        with ThreadPoolExecutor(1) as pool:
+            bulk = pool.submit(llm.embed, texts)
+            assert engine.waits.wait(SECONDS)
+            assert np.array_equal(llm.embed(query), wanted)  # it comes before the step that it would have waited for
+            assert engine.steps[-2:] == [(64, True), (3, False)]
+            engine.waits.clear()
+            assert engine.waits.wait(SECONDS)
+            with ThreadPoolExecutor(1) as other:
+                num_waiting = llm.metrics().num_waiting
+                late = other.submit(llm.embed, query)
+                while llm.metrics().num_waiting == num_waiting:  # until it is put in
+                    assert not late.done()
+                engine.go.set()
+                assert np.array_equal(late.result(), wanted)
+            assert np.array_equal(bulk.result(), alone)
+        assert [step for step in engine.steps if step[0] == 64] == [(64, True), (64, False)]
+        assert llm.metrics().num_preemptions == 1
 
 
 def test_nothing_depends_on_turns() -> None:

@@ -107,7 +107,9 @@ def test_poolings_that_are_joined(folder: Path, tmp_path: Path, llm: LLM, old: b
         llm.embed("x", "cls+middle")
     with open_llm(tmp_path) as model:
         np.testing.assert_allclose(model.embed(TEXTS), want[:, ::-1], rtol=1e-6)
-        with pytest.raises(RequestError, match=r"the linears of this checkpoint read what 'cls\+mean' gives, 2 joined"):
+        with pytest.raises(
+            RequestError, match=r"the modules behind that of this checkpoint read what 'cls\+mean' gives, 2 joined"
+        ):
             model.embed("x", "mean")
         assert model.embed([]).shape[0] == 0
 
@@ -319,6 +321,44 @@ def test_what_is_not_understood_is_refused(
         write_json(tmp_path / name, value)
     with pytest.raises(ConfigError, match=message):
         VectorRecipe.from_model(tmp_path, SIZE)
+
+
+# All modules of sentence-transformers 2 to 6 but those that are understood, each of which has a test of its own.
+OTHER_MODULES = """
+    Asym BoW CLIPModel CNN HierarchicalTokenPooling LSTM LambdaTokenPooling MLMTransformer MultiVectorMask Router
+    SparseAutoEncoder SparseStaticEmbedding SpladePooling StaticEmbedding WKPooling WeightedLayerPooling
+    WordEmbeddings WordWeights
+"""
+
+
+@pytest.mark.parametrize("kind", OTHER_MODULES.split())
+def test_other_modules_are_refused_by_name(folder: Path, tmp_path: Path, kind: str) -> None:
+    shutil.copy(folder / "config.json", tmp_path)
+    write_modules(tmp_path, ["Transformer", "Pooling", kind], old=True)
+    known = "Transformer, Pooling, Dense, LayerNorm, Dropout, Normalize, LogitScore"
+    with pytest.raises(ConfigError, match=f"the module '{kind}' is not supported; supported are {known}$"):
+        VectorRecipe.from_model(tmp_path, SIZE)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_layer_norm_behind_the_pooling(folder: Path, tmp_path: Path, llm: LLM, old: bool) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    places = write_modules(tmp_path, ["Transformer", "Pooling", "LayerNorm", "Normalize"], old=old)
+    write_pooling(places[1], "mean", SIZE, old=old)
+    write_json(places[2] / "config.json", {"dimension": SIZE})
+    weight, bias = WEIGHTS[0][0] + 2, WEIGHTS[0][1]
+    save_file({"norm.weight": weight, "norm.bias": bias}, places[2] / "model.safetensors")
+    with open_llm(tmp_path) as model:
+        got = model.embed(TEXTS)
+    mean = llm.embed(TEXTS, "mean", normalize=False).astype(np.float64)
+    normed = (mean - mean.mean(1, keepdims=True)) / np.sqrt(mean.var(1, keepdims=True) + 1e-5) * weight + bias
+    np.testing.assert_allclose(got, normed / np.linalg.norm(normed, axis=1, keepdims=True), atol=1e-6)
+    save_file({"norm.weight": weight}, places[2] / "model.safetensors")
+    with pytest.raises(WeightError, match=r"no tensor 'norm\.bias'"):
+        open_llm(tmp_path)
+    write_json(places[2] / "config.json", {"dimension": SIZE + 1})
+    with pytest.raises(ConfigError, match="dimension is 33, and what comes before gives 32"):
+        open_llm(tmp_path)
 
 
 def test_weights_of_a_dense_module(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from vision import ENTRIES, expected_of, make_model, pictures_of, prompts_of, tokenizer_of
 
-from infinilm import LLM, MediaRules, RequestError
+from infinilm import LLM, ConfigError, MediaRules, RequestError, _core
 from infinilm.cache import PagedKVCacheConfig
+from infinilm.engine.hooks import HookRegistry, ModelSites
+from infinilm.images import ImageProcessor
+from infinilm.scheduling import scheduler
+from infinilm.serving import prefix_exchange
 
 NAME = "qwen3-vl"
 TEMPLATE = (
@@ -53,9 +58,7 @@ def prompt(index: int, name: str = NAME) -> dict[str, Any]:
 
 
 def rows_of(llm: LLM, pictures: list[NDArray[np.uint8]]) -> list[NDArray[np.float32]]:
-    reader = llm._requests.pictures
-    assert not isinstance(reader, str) and llm._tower is not None
-    return llm._tower([reader._processor.prepare(picture, "a picture") for picture in pictures])
+    return llm.tower.rows_of(pictures)
 
 
 def log_probs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -112,8 +115,9 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"enable_prefix_caching": False, "max_num_batched_tokens": 33},
     {"speculation": {"method": "lookup", "adaptive": False}},
 )
-# One family for each way in which pictures stand in the model of texts: positions on axes, spans that see both ways.
-KINDS = ("qwen3-vl", "gemma3")
+# One family for each way in which pictures stand in the model of texts: positions on axes, spans that see both ways in
+# all layers, and in those with a window alone.
+KINDS = ("qwen3-vl", "gemma3", "gemma4")
 
 
 @functools.cache
@@ -131,7 +135,7 @@ def test_company_chunks_preemptions_and_drafts_change_no_bit(name: str, settings
     prompts, alone = [prompt(i, name) for i in range(4)], alone_of(name)
     with load(name, **settings) as other:
         assert sampled(other, prompts * 2) == alone * 2
-        if "kv_cache" in settings:
+        if "kv_cache" in settings and name != "gemma4":  # whose prompts wait here until there is room
             assert other.metrics().num_preemptions > 0
 
 
@@ -155,6 +159,37 @@ def test_prefixes_know_pictures_by_what_they_show(llm: LLM, monkeypatch: pytest.
     again = answers[2].metrics.cached_tokens
     assert again == (len(answers[2].prompt_token_ids) - 1) // 16 * 16
     assert sum(runs) <= 2  # the third has both the tower's rows and its keys and values
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_second_question_computes_no_tower_and_no_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does a picture that comes as the same bytes become patches again."""
+    ids, pictures = prompt(0, name)["prompt_token_ids"], pictures_of(name)
+    url = data_url(pictures[0])
+    begin = ids[: ids.index(ENTRIES[name]["tokens"][ENTRIES[name]["placeholder"]]) + 1] * 2
+    prepared: list[str] = []
+    prepare = ImageProcessor.prepare
+    monkeypatch.setattr(
+        ImageProcessor, "prepare", lambda self, image, own: prepared.append(own) or prepare(self, image, own)
+    )
+    with load(name) as llm:
+        reader = llm._requests.pictures
+        assert not isinstance(reader, str)
+        runs: list[int] = []
+        run = reader._run_tower
+        monkeypatch.setattr(reader, "_run_tower", lambda patches: runs.append(len(patches)) or run(patches))
+        answers = [
+            llm.generate({"prompt_token_ids": begin + question, "images": [url] * 2}, temperature=0, max_tokens=3)[0]
+            for question in ([7, 8, 9], [11, 12, 13, 14])
+        ]
+        assert runs == [1] and len(prepared) == 2  # of the first question
+        alone = sampled(llm, [{"prompt_token_ids": [*begin, 11, 12, 13, 14], "images": [pictures[0]] * 2}])
+    first, second = answers
+    known = len(first.prompt_token_ids) - 3  # of the pictures and what is before them
+    assert (first.metrics.cached_tokens, second.metrics.cached_tokens) == (0, known // 16 * 16)
+    assert runs == [1]
+    with load(name, enable_prefix_caching=False) as other:
+        assert sampled(other, [{"prompt_token_ids": [*begin, 11, 12, 13, 14], "images": [url] * 2}]) == alone
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -248,7 +283,7 @@ def test_rules_of_media_are_the_callers(tmp_path: Path) -> None:
         assert len(llm.render_chat(messages)) == 26
 
 
-@pytest.mark.parametrize("way", ["max_image_pixels", "text_family", "no_settings", "no_tensors"])
+@pytest.mark.parametrize("way", ["max_image_pixels", "text_family", "no_settings", "no_tensors", "clipped"])
 def test_a_model_that_reads_no_pictures_says_why(way: str, tmp_path: Path) -> None:
     source: Path = golden("qwen3")
     settings: dict[str, Any] = {}
@@ -260,6 +295,11 @@ def test_a_model_that_reads_no_pictures_says_why(way: str, tmp_path: Path) -> No
         (source / "preprocessor_config.json").unlink()
     elif way == "no_tensors":
         source, told = make_model(tmp_path / "model", NAME, without="visual"), "no tensors of a tower"
+    elif way == "clipped":
+        source, told = make_model(tmp_path / "model", "gemma4"), "use_clipped_linears is True; computed is False"
+        config = json.loads((source / "config.json").read_text())
+        config["vision_config"]["use_clipped_linears"] = True
+        (source / "config.json").write_text(json.dumps(config))
     with LLM(source, use_tqdm=False, max_model_len=64, **settings) as llm:
         with pytest.raises(RequestError, match=told):
             llm.generate({"prompt_token_ids": [3, 4], "images": [pictures_of(NAME)[0]]}, max_tokens=1)
@@ -298,3 +338,71 @@ def test_a_picture_that_no_step_can_hold_is_refused_with_both_numbers() -> None:
         with pytest.raises(RequestError, match=r"9 tokens, which one step must compute.* at most 8 .*max_num_batched"):
             llm.generate(prompt(0, "gemma3"), max_tokens=1)
         llm.generate(prompt(2, "gemma3"), max_tokens=1)
+
+
+def test_hooks_see_and_replace_what_a_tower_computes() -> None:
+    """By the names that sites have in models of texts; its weights have names, too."""
+    pictures, seen = pictures_of("qwen2-5-vl"), {}
+    with load("qwen2-5-vl") as llm:
+        before = rows_of(llm, pictures)
+        registry = HookRegistry()
+
+        def look(name: str, tensor: Any, layer: int) -> None:
+            seen[name] = (tensor.numpy().copy(), layer)
+
+        watching = registry.register_hook("*", look)
+        llm.tower.set_hook_registry(registry)
+        for got, wanted in zip(rows_of(llm, pictures), before, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+        spec = llm.tower._plan.spec
+        assert seen.keys() == set(ModelSites(spec).select("*"))
+        assert seen["layer2_q_rope"][0].shape[1:] == (2, 40)
+        watching.remove()
+        registry.register_hook("layers.3.residual", lambda name, tensor, layer: np.zeros_like(tensor.numpy()))
+        assert all((rows == rows[0]).all() for rows in rows_of(llm, pictures))  # the norm of zeros
+        llm.tower.set_hook_registry(None)
+        for got, wanted in zip(rows_of(llm, pictures), before, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        assert llm.tower.state_dict().keys() == _core.param_shapes(spec).keys()
+        with pytest.raises(ConfigError, match="no_such_site"):
+            registry.register_hook("layers.1.no_such_site", look)
+            llm.tower.set_hook_registry(registry)
+    with load(max_image_pixels=0) as text, pytest.raises(ConfigError, match="max_image_pixels=0"):
+        assert text.tower
+
+
+def test_a_picture_of_too_many_patches_is_refused_by_the_tower_itself(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"picture 1: .*200 times"):
+        llm.tower.rows_of([pictures_of(NAME)[0], np.zeros((2, 500, 3), np.uint8)])
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl", "gemma3"])
+def test_tiers_know_pictures_by_what_they_show(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later process finds the prefix of the same picture, and none of another one; no bit differs."""
+    monkeypatch.setattr(scheduler, "SEGMENT_BLOCKS", 1)
+    monkeypatch.setattr(prefix_exchange, "_IDENTITY_SECONDS", 60)
+    asked = {"temperature": 0.8, "seed": 3, "max_tokens": 4, "logprobs": 0, "ignore_eos": True, "use_tqdm": False}
+    first, other = prompt(0, name), {**prompt(0, name)}
+    other["images"] = [np.ascontiguousarray(picture[:, ::-1]) for picture in first["images"]]
+    said = [[(11 * i) % 60 + 3 for i in range(40)], [5, 6]]  # behind the pictures
+    prompts = [
+        {**one, "prompt_token_ids": [*one["prompt_token_ids"], *more]} for one in (first, other) for more in said
+    ]
+    cache = PagedKVCacheConfig(block_size=4, num_blocks=200)
+    with load(name, kv_cache=cache) as llm:
+        expected = [answer_of(llm.generate(one, **asked)[0]) for one in prompts]
+    with load(name, kv_cache=cache, disk_cache=tmp_path) as llm:
+        assert llm._thread.exchange is not None and llm._thread.exchange.prepare(None)
+        llm.generate(prompts[0], **asked)
+    with load(name, kv_cache=cache, disk_cache=tmp_path) as llm:
+        found = [llm.generate(one, **asked)[0] for one in prompts]
+        hits = llm.metrics().num_external_hit_tokens
+    assert [answer_of(one) for one in found] == expected
+    given = [one.metrics.cached_tokens for one in found]
+    num_rows = sum(token == found[0].prompt_token_ids[0] for token in found[0].prompt_token_ids)
+    assert given[0] >= len(found[0].prompt_token_ids) - 8 - num_rows and hits >= given[0] > 0
+    assert given[2] < given[0]  # what is before its picture
+
+
+def answer_of(output: Any) -> tuple[list[int], str]:
+    return list(output.outputs[0].token_ids), repr(output.outputs[0].logprobs)

@@ -23,6 +23,7 @@ PLACES = {  # of version 6
     "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
     "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
     "Dense": "sentence_transformers.base.modules.dense.Dense",
+    "LayerNorm": "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm",
     "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
     "LogitScore": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
 }

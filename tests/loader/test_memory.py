@@ -268,7 +268,10 @@ def test_scratch_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"max_num_seqs": 1, "max_num_batched_tokens": 1}, "free memory, take a smaller model or quantization"),
+        (
+            {"max_num_seqs": 1, "max_num_batched_tokens": 1},
+            "free memory, take a smaller model or quantization, .*; pass quantization='int4', which rounds",
+        ),
         ({"max_num_seqs": 5000}, r"lower max_num_seqs \(now 5000\), max_num_batched_tokens or num_threads$"),
         (
             {"pipeline_parallel_size": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1},

@@ -13,7 +13,7 @@ from reference.ops import Array
 
 from infinilm.errors import InfinilmError
 from ops import support
-from ops.states import NUM_STATES, Sequences, draw_sequences
+from ops.states import LOG_ROWS, NUM_STATES, Replay, Sequences, draw_sequences
 from ops.support import Output, assert_bitwise, assert_close, backend, each_isa, each_threads, framed, tensor
 
 
@@ -201,6 +201,58 @@ def test_drafts_leave_no_state(
         assert_bitwise(drafted, alone, "state")
 
 
+@each_isa
+@given(
+    data=st.data(),
+    taps=st.integers(1, 8),
+    gated=st.booleans(),
+    channels=st.sampled_from((1, 33, 600)),
+    k_dim=sizes,
+    v_dim=sizes,
+    by_element=st.booleans(),
+    seed=support.seeds,
+)
+def test_replayed_drafts_are_tokens(
+    isa: str,
+    data: st.DataObject,
+    taps: int,
+    gated: bool,
+    channels: int,
+    k_dim: int,
+    v_dim: int,
+    by_element: bool,
+    seed: int,
+) -> None:
+    """A step that replays drafts of the one before from a log has the bits of one that computes them."""
+    rng, b = np.random.default_rng(seed), backend(isa, data.draw(st.sampled_from(support.THREADS)))
+    sequences = draw_sequences(data, rng)
+    replay, n = Replay(data, sequences), int(sequences.starts[-1])
+    x, gate_in, gate_out = (support.activations(rng, n, channels) for _ in range(3))
+    weight, kept = support.activations(rng, taps, channels), support.activations(rng, NUM_STATES, taps - 1, channels)
+
+    def conv(state: Array, arguments: Any, rows: Any, **more: Any) -> Array:
+        gates = {"gate_in": tensor(gate_in[rows]), "gate_out": tensor(gate_out[rows])} if gated else {}
+        out = Output(x[rows].shape)
+        b.causal_conv(tensor(x[rows]), tensor(weight), tensor(state), *arguments, tensor(out.view), **gates, **more)
+        return out.check()
+
+    rule = Rule(rng, n, 2, 2, k_dim, v_dim, by_element)
+    x_log, gate_in_log = replay.log(b, x, gate_in)
+    kv_log, b_log, a_log = replay.log(b, rule.qkv[:, 2 * k_dim :], rule.b, rule.a)
+    logs = {"x_log": x_log, **({"gate_in_log": gate_in_log} if gated else {})}
+    for run, before, more in (
+        (conv, kept, logs),
+        (lambda state, *step, **own: rule.run(b, state, *step, **own), rule.state,
+         {"kv_log": kv_log, "a_log": a_log, "b_log": b_log}),
+    ):  # fmt: skip
+        whole, state = before.copy(), before.copy()
+        want = run(whole, sequences.arguments(), slice(None))
+        run(state, replay.first, replay.first_rows, state_tokens=replay.state_tokens)
+        got = run(state, replay.second, replay.rows, num_replayed=replay.num_replayed, **more)
+        assert_bitwise(got, want[replay.rows])
+        assert_bitwise(state[replay.out], whole[sequences.out], "state")
+
+
 def test_refused() -> None:
     rule, b = Rule(np.random.default_rng(1), 4, 2, 1, 8, 8), backend(support.ISAS[-1])
     for starts, inn, out, match in (
@@ -221,3 +273,26 @@ def test_refused() -> None:
     step = [tensor(np.array(values, np.int32)) for values in ([0, 4], [-1], [0])]
     with pytest.raises(InfinilmError, match="1 to 256 rows"):
         rule.run(b, wide, step)
+    log = np.zeros((NUM_STATES, LOG_ROWS, 6), np.float32)
+    part, three = tensor(np.zeros((4, 6), np.float32)), tensor(np.zeros((4, 3), np.float32))
+    few = tensor(np.zeros((NUM_STATES, 2, 6), np.float32))
+    seen = tensor(np.array([1], np.int32))
+    for parts, into, match in (
+        ([], tensor(log), "parts: expected 1 to 4, got 0"),
+        ([part, three], tensor(log), "log: expected"),
+        ([part], few, "sequence 0 has 3 drafts, and a state has 2 rows of its log"),
+    ):
+        with pytest.raises(InfinilmError, match=match):
+            b.log_drafts(parts, into, *step, seen)
+    weight, state = tensor(np.zeros((2, 6), np.float32)), tensor(np.zeros((NUM_STATES, 1, 6), np.float32))
+    for count, begins_in, match in (
+        (1, -1, r"num_replayed\[0\] is 1, expected 0 to 0"),
+        (16, 2, r"num_replayed\[0\] is 16, expected 0 to 15: a state has 15 rows of its log"),
+        (-1, 2, r"num_replayed\[0\] is -1, expected 0 to 15"),
+    ):
+        own = [tensor(np.array(values, np.int32)) for values in ([0, 4], [begins_in], [2], [count])]
+        with pytest.raises(InfinilmError, match=match):
+            b.causal_conv(part, weight, state, *own[:3], tensor(np.zeros((4, 6), np.float32)), num_replayed=own[3],
+                          x_log=tensor(log))  # fmt: skip
+    with pytest.raises(InfinilmError, match="x_log: tensor is missing"):
+        b.causal_conv(part, weight, state, *own[:3], tensor(np.zeros((4, 6), np.float32)), num_replayed=own[3])

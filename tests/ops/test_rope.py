@@ -39,6 +39,7 @@ EPS = 1e-6
     longest=st.sampled_from((8, 4096, 131072)),
     seed=support.seeds,
     scaled=st.booleans(),
+    num_axes=st.integers(0, 4),
 )
 def test_rope_table(
     isa: str,
@@ -50,21 +51,26 @@ def test_rope_table(
     longest: int,
     seed: int,
     scaled: bool,
+    num_axes: int,
 ) -> None:
     """cos and sin of position * inv_freq; the angle may carry the rounding of one float32 product. Scaled by position
-    where that is asked for.
+    where that is asked for. With axes, a frequency turns by the position on its own, and by no other.
     """
-    positions = np.random.default_rng(seed).integers(0, longest, num_tokens).astype(np.int32)
-    positions[0] = longest - 1
+    rng = np.random.default_rng(seed)
+    positions = rng.integers(0, longest, (max(num_axes, 1), num_tokens)).astype(np.int32)
+    positions[:, 0] = longest - 1
+    axes = rng.integers(0, num_axes, half).astype(np.int32) if num_axes else None
     inv_freq = (theta ** (-np.arange(half) / half)).astype(np.float32)
     out = Output((num_tokens, 2 * half))
     scaling = (0.25, 1000) if scaled else (0.0, 1)
-    call(backend(isa, threads), "rope_table", framed(positions), framed(inv_freq), factor, out, *scaling)
-    angle = positions[:, None].astype(np.float64) * inv_freq
-    scale = factor * (1 + np.tile(angle, 2))
-    want = oracle.rope_table(positions, inv_freq.astype(np.float64), float(np.float32(factor)))
+    given_positions = framed(positions) if num_axes else framed(positions[0])
+    own_axes = None if axes is None else framed(axes)
+    call(backend(isa, threads), "rope_table", given_positions, framed(inv_freq), factor, out, *scaling, own_axes)
+    turned_by = positions[np.zeros(half, int) if axes is None else axes].T.astype(np.float64)  # [num_tokens, half]
+    scale = factor * (1 + np.tile(turned_by * inv_freq, 2))
+    want = oracle.rope_table(turned_by, inv_freq.astype(np.float64), float(np.float32(factor)))
     if scaled:
-        want = want * (1 + 0.25 * np.log(1 + np.floor(positions[:, None] / 1000)))
+        want = want * np.tile(1 + 0.25 * np.log(1 + np.floor(turned_by / 1000)), 2)
     assert_close(out.check(), want, length=1, scale=scale)
 
 

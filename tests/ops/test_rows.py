@@ -242,6 +242,8 @@ def test_act_mul(isa: str, activation: str, threads: int, case: Rows, spread: fl
     if activation == "gelu_tanh":  # an error in the exponent of e^-2u is one of the result, of |2u| times the size
         exponent = 1.6 * np.abs(gate) * (1 + 0.045 * gate**2)
         scale += np.abs(want) * (1 + exponent)
+    if activation == "quick_gelu":
+        scale += np.abs(want) * (1 + 1.7 * np.abs(gate))
     if activation == "gelu":  # far below zero it is gate * up * e^-(gate^2 / 2) / |gate|, and the same holds
         scale += np.abs(want) * (1 + gate**2)
     assert_close(out.check(), want, length=1, scale=scale)

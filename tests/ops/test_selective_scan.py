@@ -13,7 +13,7 @@ from reference.ops import Array
 
 from infinilm.errors import InfinilmError
 from ops import support
-from ops.states import NUM_STATES, Sequences, draw_sequences
+from ops.states import NUM_STATES, Replay, Sequences, draw_sequences
 from ops.support import Output, assert_bitwise, assert_close, backend, each_isa, each_threads, framed, tensor
 
 sizes = st.sampled_from((1, 5, 16, 31, 64, 100))
@@ -125,6 +125,22 @@ def test_drafts_leave_no_state(isa: str, data: st.DataObject, state_dim: int, he
     assert_bitwise(outs[1], outs[0])
     assert_bitwise(outs[1][certain], outs[2])
     assert_bitwise(states[1], states[2], "state")
+
+
+@each_isa
+@given(data=st.data(), state_dim=sizes, head_dim=sizes, seed=support.seeds)
+def test_replayed_drafts_are_tokens(isa: str, data: st.DataObject, state_dim: int, head_dim: int, seed: int) -> None:
+    """A step that replays drafts of the one before from a log has the bits of one that computes them."""
+    rng, b = np.random.default_rng(seed), backend(isa, data.draw(st.sampled_from(support.THREADS)))
+    sequences = draw_sequences(data, rng)
+    replay, scan = Replay(data, sequences), Scan(rng, int(sequences.starts[-1]), 2, 2, state_dim, head_dim)
+    xb_log, dt_log = replay.log(b, scan.xbc[:, : scan.size + 2 * state_dim], scan.dt)
+    whole, state = scan.state.copy(), scan.state.copy()
+    want = scan.run(b, whole, sequences.arguments())
+    scan.run(b, state, replay.first, replay.first_rows, state_tokens=replay.state_tokens)
+    more = {"num_replayed": replay.num_replayed, "xb_log": xb_log, "dt_log": dt_log}
+    assert_bitwise(scan.run(b, state, replay.second, replay.rows, **more), want[replay.rows])
+    assert_bitwise(state[replay.out], whole[sequences.out], "state")
 
 
 @each_isa

@@ -9,6 +9,9 @@ from types import ModuleType
 import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools"
+FENCE, SUMS_ARE_THERE, ONE_LEFT = "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "WARPGROUP.DEPBAR.LE gsb0, 0x1"
+# Products of rows in R96 to R99, or in R92 to R95, to sums in R24 to R55; each ends a group.
+ROWS_96, ROWS_92 = (f"HGMMA.64x64x16.F32.BF16 R24, R{r}, gdesc[UR4], R24, gsb0" for r in (96, 92))
 WAIT, LOAD, STORE = "ACQBULK", "LDG.E.128.CONSTANT R4, [R2.64]", "STG.E.128 [R2.64], R4"
 
 
@@ -78,6 +81,44 @@ def test_rules(kernel_resources: ModuleType, kernel: str, arch: str, code: list[
     It fails where this was planted: The rule for dependent launch in the order of the code alone.
     """
     faults = kernel_resources.check_code(printed(kernel, arch, code))
+    assert len(faults) == bool(fault) and all(fault in each for each in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ([FENCE, ROWS_96, SUMS_ARE_THERE, "MOV R96, R2", "FADD R3, R24, R25"], ""),
+        ([FENCE, ROWS_96, "MOV R92, R2", FENCE, ROWS_92, ONE_LEFT, "MOV R96, R2", SUMS_ARE_THERE, "MOV R24, R2"], ""),
+        ([FENCE, ROWS_96.replace(", gsb0", ""), ROWS_92, SUMS_ARE_THERE, "FADD R3, R24, R25"], ""),
+        ([FENCE, "HGMMA.64x64x16.F32 R24, gdesc[UR4], R24, gsb0", "MOV R96, R2", SUMS_ARE_THERE], ""),
+        # A is written, or sums are written or read, before the wait.
+        ([FENCE, ROWS_96, "MOV R99, R2", SUMS_ARE_THERE], "MOV at 0x20 does not wait for"),
+        ([FENCE, ROWS_96, "LDS.128 R92, [R2]", "LDS.64 R98, [R2]", SUMS_ARE_THERE], "LDS.64 at 0x30 does not wait"),
+        ([FENCE, ROWS_96, "LDSM.16.M88.4 R94, [R2]", SUMS_ARE_THERE], "LDSM.16.M88.4 at 0x20 does not wait"),
+        ([FENCE, ROWS_96, "IMAD.WIDE.U32 R54, R2, R3, R4", SUMS_ARE_THERE], "IMAD.WIDE.U32 at 0x20 does not wait"),
+        ([FENCE, ROWS_96, "SHFL.BFLY PT, R97, R2, 0x1, 0x1f", SUMS_ARE_THERE], "SHFL.BFLY at 0x20 does not wait"),
+        ([FENCE, ROWS_96, "FADD R3, R55, R4", SUMS_ARE_THERE], "FADD at 0x20 does not wait for HGMMA"),
+        ([FENCE, ROWS_96, ONE_LEFT, "MOV R96, R2", SUMS_ARE_THERE], "MOV at 0x30 does not wait for"),
+        ([FENCE, ROWS_96.replace(", gsb0", ""), SUMS_ARE_THERE, "MOV R96, R2"], "MOV at 0x30 does not wait for"),
+        ([FENCE, ROWS_96, "@P0 WARPGROUP.DEPBAR.LE gsb0, 0x0", "MOV R96, R2"], "MOV at 0x30 does not wait for"),
+        ([FENCE, ROWS_96, "@P0 BRA 0x40", SUMS_ARE_THERE, "MOV R96, R2", "EXIT"], "MOV at 0x40 does not wait for"),
+        ([FENCE, ROWS_96, "ISETP.NE.U32.AND P0, PT, R96, RZ, PT", "STS.128 [R2], R96", SUMS_ARE_THERE], ""),
+        # What products read is written behind the fence, or there is none, on a path of several.
+        ([FENCE, "MOV R96, R2", ROWS_96, SUMS_ARE_THERE], "MOV at 0x10 writes behind the fence of HGMMA"),
+        ([ROWS_96, SUMS_ARE_THERE], "no fence before HGMMA"),
+        (["@P0 BRA 0x20", FENCE, ROWS_96, SUMS_ARE_THERE], "no fence before HGMMA"),
+        (
+            [FENCE, ROWS_96, SUMS_ARE_THERE, "MOV R96, R2", "@P0 BRA 0x10", "EXIT"],
+            "MOV at 0x30 writes behind the fence",
+        ),
+        # A jump by a table goes to what begins a block, not between a fence and its product.
+        (["BRX R2 -0x10", "EXIT", FENCE, "MOV R3, R4", ROWS_96, SUMS_ARE_THERE, "EXIT"], ""),
+    ],
+)
+def test_registers_of_wgmma(kernel_resources: ModuleType, code: list[str], fault: str) -> None:
+    module = importlib.import_module("sass")
+    (kernel,) = module.read_kernels(printed("attention_kernel", "sm_90a", code))
+    faults = kernel.wgmma_faults()
     assert len(faults) == bool(fault) and all(fault in each for each in faults), faults
 
 

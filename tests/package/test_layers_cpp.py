@@ -39,7 +39,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     ),
     "src/dist": ("src/ops", "src/core"),
     "src/model": ("src/dist", "src/ops", "src/core"),
-    "src/engine": ("src/model", "src/dist", "src/cpu", "src/ops", "src/core"),
+    "src/engine": ("src/model", "src/dist", "src/cpu", "src/ops", "src/gguf", "src/core"),
     "src/bind": (
         *("src/engine", "src/model", "src/dist", "src/cpu", "src/ops", "src/gguf", "src/codes", "src/lookup"),
         "src/core",

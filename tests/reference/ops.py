@@ -108,12 +108,23 @@ def gelu(x: F64) -> F64:
     return x / 2 * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
 
 
+def quick_gelu(x: F64) -> F64:
+    """x / (1 + exp(-1.702 x))."""
+    return x * _sigmoid(1.702 * x)
+
+
 def relu2(x: F64) -> F64:
     """max(x, 0)^2."""
     return np.square(np.maximum(x, 0))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2, "gelu": gelu}  # of an MLP
+ACTIVATIONS = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "relu2": relu2,
+    "gelu": gelu,
+    "quick_gelu": quick_gelu,
+}  # of an MLP
 
 
 def join(activation: str, gate: F64, up: F64) -> F64:
@@ -187,8 +198,11 @@ def lora(y: F64, x: F64, a: F64, b: F64, scale: float) -> F64:
 
 
 def rope_table(positions: Array, inv_freq: F64, attention_factor: float) -> F64:
-    """[num_tokens, rotary_dim]: attention_factor * cos(p * f) for every f, then as many sines."""
-    angle = positions.astype(np.float64)[:, None] * inv_freq
+    """[num_tokens, rotary_dim]: attention_factor * cos(p * f) for every f, then as many sines.
+
+    positions: [num_tokens], or [num_tokens, rotary_dim / 2] where frequencies turn by different ones.
+    """
+    angle = positions.astype(np.float64).reshape(len(positions), -1) * inv_freq
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=-1) * attention_factor
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,6 +32,31 @@ def test_what_comes_before_the_messages_is_part_of_the_chain() -> None:
     assert chat("a" * 300, tools=[{"name": "f" * 100}])[0] != plain[0]
     assert chat("a" * 300, system="s" * 100)[0] != plain[0]
     assert prefix_hashes({"model": "other", "messages": [{"role": "user", "content": "a" * 300}]})[0] != plain[0]
+
+
+PICTURES = (  # in the forms of chats, responses and messages, also within the result of a tool
+    lambda data: {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+    lambda data: {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+    lambda data: {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
+    lambda data: {"type": "tool_result", "content": [{"type": "image", "source": {"type": "base64", "data": data}}]},
+)
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_pictures_are_part_of_the_chain(picture: Callable[[str], dict[str, Any]]) -> None:
+    """The same one counts as the same, another one does not, and a large one counts as no more than a small one."""
+
+    def asked(data: str, text: str = "q" * 200) -> list[int]:
+        content = [{"type": "text", "text": "t" * 200}, picture(data), {"type": "text", "text": text}]
+        return prefix_hashes({"model": "m", "messages": [{"role": "user", "content": content}]})
+
+    large = "A" * (1 << 21)
+    first = asked(large)
+    assert first == asked(large) and len(first) == len(asked("B")) < 30
+    shared = [a == b for a, b in zip(first, asked("B" + large[1:]), strict=True)].index(False)
+    assert 200 // BLOCK_CHARACTERS <= shared <= 300 // BLOCK_CHARACTERS  # the text before it
+    others = [a == b for a, b in zip(first, asked(large, "r" * 200), strict=True)].index(False)
+    assert others >= shared + 16  # all of the picture
 
 
 def test_prompts_and_inputs() -> None:

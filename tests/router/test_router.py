@@ -25,6 +25,8 @@ from infinilm.server.silence import ping
 from router.support import CLIENT_KEY, HostedRouter, routed
 from router.test_failures import CHAT, HEADERS, REQUESTS, ask, said
 
+CLIENT = {"Authorization": f"Bearer {CLIENT_KEY}"}
+
 
 def test_every_route_answers_as_a_server_does(router: HostedRouter, replicas: list[ServerProcess]) -> None:
     direct = replicas[0].url
@@ -122,6 +124,21 @@ def test_a_conversation_stays_where_its_cache_is(router: HostedRouter) -> None:
             said_so_far += [answer["choices"][0]["message"], {"role": "user", "content": "more"}]
             said_so_far[-2] = {"role": "assistant", "content": said_so_far[-2]["content"]}
     assert len(set(homes.values())) == 2
+
+
+def test_questions_about_a_picture_stay_together(router: HostedRouter) -> None:
+    """Large bodies arrive whole; which replica gets them is chosen by what the pictures show."""
+    homes: dict[str, set[str]] = {"A": set(), "B": set()}
+    for _ in range(3):
+        for letter in homes:
+            image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{letter * (3 << 20)}"}}
+            content = [image, {"type": "text", "text": "What is this?"}]
+            body = {"model": "demo", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+            before = {replica.url: replica.num_sent for replica in router.pool.replicas}
+            answer = httpx.post(f"{router.url}/v1/chat/completions", json=body, headers=CLIENT, timeout=SECONDS)
+            assert answer.status_code == 400 and "reads no pictures" in answer.text
+            homes[letter] |= {r.url for r in router.pool.replicas if r.num_sent > before[r.url]}
+    assert len(homes["A"] | homes["B"]) == len(homes["A"]) + len(homes["B"]) == 2
 
 
 def test_metrics_of_all(router: HostedRouter, replicas: list[ServerProcess]) -> None:

@@ -32,7 +32,10 @@ class LaneEngine(Engine):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_steps_of_lanes(data: st.DataObject) -> None:
-    """With any order of lanes and sizes of steps, in pools so small that sequences of one lane push out the other."""
+    """With any order of lanes and sizes of steps, in pools so small that sequences of one lane push out the other.
+
+    Steps that a query may interrupt are taken back now and then: each text has one such step at most.
+    """
     with pytest.MonkeyPatch.context() as patch:
         without_core(patch)
         whole = data.draw(st.booleans())
@@ -55,6 +58,7 @@ def test_steps_of_lanes(data: st.DataObject) -> None:
         engine = LaneEngine(scheduler)
         answers: list[tuple[Sequence, list[int]]] = []
         collected: dict[Sequence, int] = {}
+        interrupted: set[Sequence] = set()
         arrivals = data.draw(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), min_size=1, max_size=8))
         while arrivals or scheduler.has_work:
             if arrivals and (not scheduler.has_work or data.draw(st.booleans())):
@@ -73,6 +77,14 @@ def test_steps_of_lanes(data: st.DataObject) -> None:
             step, output = engine.lane_step(lane, most)
             others = {sequence.lane for sequence in step.sequences}
             assert others == {lane} or asked[-1] is None, "a step of one lane, or of all where that lane cannot run"
+            if scheduler.may_interrupt(step) and data.draw(st.booleans()):
+                assert whole and others == {Lane.BULK} and not interrupted.intersection(step.sequences)
+                interrupted.update(step.sequences)
+                for gone in [one for one in step.sequences if data.draw(st.booleans())]:  # cancelled meanwhile
+                    scheduler.remove(gone)
+                    del collected[gone]
+                scheduler.undo(step)
+                continue
             if most is not None and lane in others and not whole:
                 # A prompt with one token left is computed like a token that was sampled, whatever the limit is.
                 assert step.num_prompt_tokens < most + len(step.sequences)

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from encoders import make_encoder
 from hypothesis import given, settings, strategies as st
 from llm.test_labels import classifier
 
@@ -287,6 +288,17 @@ def test_a_model_that_has_to_go_ends_its_answers_first(
     assert vectors == [200] and host.states() == {"chat": "loaded", "embed": "unloaded"}
 
 
+@pytest.mark.parametrize("is_encoder", [True, False])
+def test_an_encoder_that_is_served_alone_has_lanes(
+    folders: dict[str, Path], tmp_path: Path, host_of: Callable[..., HostedModels], is_encoder: bool
+) -> None:
+    """Its queries overtake its passages; a model that writes computes as it likes."""
+    folder = make_encoder(tmp_path / "bert", "bert") if is_encoder else folders["chat"]
+    host = host_of([source_of("one", folder)])
+    wait_for(lambda: host.states() == {"one": "loaded"})
+    assert (host.models.first.llm._thread.turn is not None) == is_encoder
+
+
 def test_an_idle_model_is_unloaded(folders: dict[str, Path], host_of: Callable[..., HostedModels]) -> None:
     """Also the only one, and the next request loads it; none goes while it answers."""
     host = host_of([source_of("chat", folders["chat"])], keep_alive=0.0)
@@ -392,7 +404,7 @@ class _Fake:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.is_open = world, name, True
         self.loras: dict[str, Path] = {}
-        self.max_model_len, self.task = 1, "generate"
+        self.max_model_len, self.task, self.reads_images = 1, "generate", False
         self.chat_template, self.tokenizer = SimpleNamespace(), SimpleNamespace()
         self.memory = SimpleNamespace(total_bytes=world.sizes[name])
 

@@ -808,3 +808,98 @@ def test_how_the_page_is_sent(server: ServerProcess) -> None:
     assert zipped.headers["content-encoding"] == "gzip" and zipped.text == plain.text
     assert len(gzip.compress(plain.content)) < 50_000
     assert not re.search(r"""(?:src|href|@import|url)\s*[=(]\s*["']?(?:https?:)?//""", plain.text)
+
+
+# ---- pictures ----
+
+SEES = json.dumps({"data": [{"id": "eyes", "input_modalities": ["text", "image"]}, {"id": "blind"}]})
+MADE = (  # a file of a picture of one colour, as a camera or a clipboard gives it
+    "window.pictureOf = async (width, height, type = 'image/png', name = 'a') => { const canvas = "
+    "Object.assign(document.createElement('canvas'), {width, height}); canvas.getContext('2d').fillRect(0, 0, 9, 9); "
+    "return new File([await new Promise(done => canvas.toBlob(done, type))], name, {type}); }; "
+    "window.transferOf = (...files) => { const made = new DataTransfer(); files.forEach(f => made.items.add(f)); "
+    "return made; }; 0"
+)
+TRAY = "document.querySelectorAll('#tray img').length"
+SIZES = (
+    "Promise.all([...document.querySelectorAll('#tray img')].map(async image => { await image.decode(); "
+    "return [image.naturalWidth, image.naturalHeight]; }))"
+)
+
+
+@pytest.fixture
+def seeing(page: Browser) -> Browser:
+    """The page of a server whose first model reads pictures."""
+    page.run("window.fetch = (old => (url, options) => String(url) === 'v1/models' ? "
+             f"Promise.resolve(new Response({json.dumps(SEES)})) : old(url, options))(window.fetch)")  # fmt: skip
+    page.run(MADE)
+    fill(page)
+    page.wait("!document.getElementById('attach').hidden")
+    return page
+
+
+def drop(page: Browser, *files: str) -> None:
+    page.run(f"(async () => dispatchEvent(new DragEvent('drop', {{dataTransfer: transferOf({', '.join(files)}), "
+             "bubbles: true, cancelable: true})))()")  # fmt: skip
+
+
+def test_pictures_are_pasted_dropped_chosen_and_removed(seeing: Browser) -> None:
+    page = seeing
+    page.run("(async () => document.getElementById('input').dispatchEvent(new ClipboardEvent('paste', "
+             "{clipboardData: transferOf(await pictureOf(20, 10)), cancelable: true})))()")  # fmt: skip
+    page.wait(f"{TRAY} === 1")
+    drop(page, "await pictureOf(4096, 1024, 'image/jpeg')", "await pictureOf(30, 10)")
+    page.wait(f"{TRAY} === 3")
+    page.run("(async () => { const chosen = document.getElementById('pictures'); chosen.files = "
+             "transferOf(await pictureOf(40, 10)).files; chosen.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    page.wait(f"{TRAY} === 4")
+    assert page.run(SIZES) == [[20, 10], [2048, 512], [30, 10], [40, 10]]  # what is too large to send became smaller
+    look(page, "tray")
+    press(page, "Remove picture 3")
+    assert page.run(SIZES) == [[20, 10], [2048, 512], [40, 10]]
+    ask(page, "What is this?", "Black.")
+    (body,) = page.run("fake.bodies")
+    *images, text = body["messages"][0]["content"]
+    assert text == {"type": "text", "text": "What is this?"}
+    kinds = [image["image_url"]["url"].partition(";base64,")[0] for image in images]
+    assert kinds == ["data:image/png", "data:image/jpeg", "data:image/png"]
+    assert page.run(TRAY) == 0 and page.run("document.querySelectorAll('.message.user .picture img').length") == 3
+    look(page, "pictures")
+
+
+def test_pictures_stay_with_their_question(seeing: Browser) -> None:
+    """In an edit, after a reload and in an export; and those that are not sent are kept as texts are."""
+    page = seeing
+    drop(page, "await pictureOf(20, 10)")
+    page.wait(f"{TRAY} === 1")
+    press(page, "New conversation")
+    assert page.run(TRAY) == 1  # the same blank one
+    press(page, "Send")  # a picture is a question
+    page.wait("fake.bodies.length === 1")
+    tell(page, "Black.")
+    assert page.run(TITLES) == ["A picture"]
+    press(page, "Edit")
+    page.run("document.querySelector('.edit textarea').value = 'Which colour?'")
+    press(page, "Send", ".edit")
+    page.wait("fake.bodies.length === 2")
+    tell(page, "Black, indeed.")
+    first, second = (body["messages"][0]["content"] for body in page.run("fake.bodies"))
+    assert second == [*first, {"type": "text", "text": "Which colour?"}]
+    drop(page, "await pictureOf(30, 10)")
+    page.wait(f"{TRAY} === 1")
+    reload(page)
+    page.wait("document.querySelectorAll('.message.user .picture img').length === 1")
+    assert page.run(SIZES) == [[30, 10]]
+
+
+def test_what_is_no_picture_is_told(seeing: Browser) -> None:
+    page = seeing
+    drop(page, "new File(['no picture'], 'wrong.png', {type: 'image/png'})", "new File(['x'], 'a.txt')")
+    page.wait("document.getElementById('toast').innerText.includes('“wrong.png” is no picture')")
+    assert page.run(TRAY) == 0
+    page.run("document.getElementById('model').value = 'blind'; "
+             "document.getElementById('model').dispatchEvent(new Event('change'))")  # fmt: skip
+    assert page.run("document.getElementById('attach').hidden")
+    drop(page, "await pictureOf(20, 10)")
+    page.wait("document.getElementById('toast').innerText.includes('This model reads no pictures')")
+    assert page.run(TRAY) == 0

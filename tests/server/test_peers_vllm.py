@@ -585,3 +585,14 @@ def test_metrics(server: ServerProcess, headers: dict[str, str], ask: Ask) -> No
     assert grown("generation_tokens_total") == 3 * 10 and grown("request_success_total") == 3
     for phase in ("queue", "inference", "prefill", "decode"):
         assert grown(f"request_{phase}_time_seconds_count") == 3
+
+
+@pytest.mark.parametrize("fields", [{"use_beam_search": True}, {"beam_width": 3, "early_stopping": "never"}])
+def test_beam_search(ask: Ask, demo: LLM, fields: dict[str, Any]) -> None:
+    """completion/test_completion.py: test_beam_search; `n` alone says how wide it is."""
+    answer = ask("completions", n=3, max_tokens=7, **fields).json()
+    (output,) = demo.generate(NAME, n=3, max_tokens=7, beam_width=3, use_tqdm=False)
+    assert [choice["text"] for choice in answer["choices"]] == [one.text for one in output.outputs]
+    assert len({one.text for one in output.outputs}) == 3
+    refused(ask("completions", n=3, use_beam_search=True, repetition_penalty=1.5), "repetition_penalty", "beam_width")
+    refused(ask("completions", n=1, use_beam_search=False, beam_width=2), "use_beam_search")

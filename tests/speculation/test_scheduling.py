@@ -56,6 +56,7 @@ class DraftingEngine(Engine):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         self.states: dict[int, list[int]] = {-1: []}
+        self.logs: dict[int, list[int]] = {-1: []}
 
     def forward(self, step: Step) -> Any:
         if hasattr(step.batch, "state_in"):
@@ -63,15 +64,20 @@ class DraftingEngine(Engine):
         return super().forward(step)
 
     def _go_on(self, step: Step, batch: Any) -> None:
-        """A state goes on from the past of its sequence, and sees no draft."""
+        """A state goes on from the past of its sequence, first through its log, and sees no draft."""
         starts, counts = step.starts.tolist(), np.diff(batch.cu_seqlens_q)
         seen = getattr(batch, "state_tokens", counts)
+        replayed = getattr(batch, "num_replayed", np.zeros_like(counts)).tolist()
         assert hasattr(batch, "state_tokens") == (step.drafts is not None)
+        assert hasattr(batch, "num_replayed") == (step.drafts is not None or any(replayed))
         assert (seen >= 1).all() and (counts - MAX_DRAFT_TOKENS <= seen).all() and (seen <= counts).all()
         written: dict[int, list[int]] = {}
         for i, (before, after) in enumerate(zip(batch.state_in.tolist(), batch.state_out.tolist(), strict=True)):
             own = [*step.sequences[i].prompt_token_ids.tolist(), *step.sequences[i].output_token_ids]
-            assert self.states[before] == own[: starts[i]]
+            assert 0 <= replayed[i] <= len(self.logs[before])
+            assert self.states[before] + self.logs[before][: replayed[i]] == own[: starts[i]]
+            drafts = batch.input_ids[batch.cu_seqlens_q[i] + seen[i] : batch.cu_seqlens_q[i + 1]]
+            self.logs[after] = drafts.tolist()
             written[after] = own[: starts[i] + seen[i]]
             assert after == before or after not in batch.state_in
         self.states |= written
@@ -87,7 +93,7 @@ class DraftingEngine(Engine):
             if slot >= 0:
                 assert len(sequence.token_times) == len(sequence.output_token_ids)
                 behind = running.num_tokens[slot] - running.num_computed[slot]
-                assert 1 <= behind <= (1 + MAX_DRAFT_TOKENS if len(self.states) > 1 else 1)
+                assert behind == 1
                 assert blocks.lengths[slot] == blocks.blocks_for(int(running.num_tokens[slot]) - 1)
         check_blocks(self.scheduler)
         return sampled.request_tokens
@@ -201,17 +207,18 @@ def test_nobody_is_preempted_for_a_draft(monkeypatch: pytest.MonkeyPatch) -> Non
     assert scheduler.stats.num_draft_tokens > 0
 
 
-def test_states_see_drafts_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was right is computed again, in front of the next newest token and its draft."""
+def test_states_replay_drafts_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with states computes the rows that others do, and names what was right of the draft before."""
     without_core(monkeypatch)
-    scheduler = make_scheduler(drafters=[lambda _: Oracle(5, 7)], num_states=8, snapshot_interval=64)
-    steps = run(scheduler, make_sequence([1, 2], 30, is_plain=True))
-    assert len(steps) < 12
-    accepted = 0
-    for before, step in itertools.pairwise(steps):
-        assert before.drafts is None or step.starts[0] == before.starts[0] + before.batch.state_tokens[0]
-        accepted += len(step.batch.input_ids) > 1 + MAX_DRAFT_TOKENS or step.starts[0] < step.positions[0] - 1
-    assert accepted > 3
+    runs = []
+    for states in ({}, {"num_states": 8, "snapshot_interval": 64}):
+        scheduler = make_scheduler(drafters=[lambda _: Oracle(5, 7)], **states)
+        runs.append(run(scheduler, make_sequence([1, 2], 30, is_plain=True)))
+    plain, steps = runs
+    assert [step.batch.input_ids.tolist() for step in steps] == [step.batch.input_ids.tolist() for step in plain]
+    num_accepted = [after.starts[0] - before.starts[0] - 1 for before, after in itertools.pairwise(steps[1:])]
+    assert [step.batch.num_replayed[0] for step in steps[2:]] == num_accepted
+    assert sum(num_accepted) > 10
 
 
 def test_an_aborted_step_with_drafts_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from infinilm.errors import RequestError
 from infinilm.text.chat_template import ChatTemplate, _environment
-from infinilm.text.messages import TemplateTraits, check_messages
+from infinilm.text.messages import TemplateTraits, check_messages, take_pictures
 
 TEXT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 TRIM = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] | trim }}{% endfor %}"
@@ -403,3 +403,33 @@ def test_calls_of_a_template_that_shows_the_first_alone() -> None:
     )
     shown = ChatTemplate({"default": every}).render(messages)
     assert shown == "user:?;assistant:Wait.abc;tool:C;tool:A;tool:X;user:?;"
+
+
+# As the templates of Mistral's models print results of tools.
+LISTED = PARTS.replace("{% if m.content is string %}", "{% if m.content is string or m.role == 'tool' %}")
+READ = PARTS.replace("[{{ c.text }}]", "{% if c.type == 'image' %}(picture){% else %}[{{ c.text }}]{% endif %}")
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [(READ, "<user>[a](picture)<tool>[b](picture)"), (TEXT, "<user>a\n<img><tool>b\n<img>")],
+)
+def test_pictures_stand_where_a_template_can_show_them(template: str, shown: str) -> None:
+    """Where a template reads no parts, or none of tools, the texts have what stands for a picture."""
+    image = {"type": "image", "image": object()}
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}, image]}
+        for role, text in (("user", "a"), ("tool", "b"))
+    ]
+    taken, pictures = take_pictures(messages, "<img>")
+    assert len(pictures) == 2
+    assert ChatTemplate({"default": template}).render(taken) == shown
+    listed = ChatTemplate({"default": LISTED}).render(taken[1:])
+    assert listed == "<tool>b\n<img>"
+
+
+def test_texts_of_a_result_are_no_list_in_any_template() -> None:
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    message = {"role": "tool", "content": parts}
+    assert ChatTemplate({"default": LISTED}).render([message]) == "<tool>b\nc"
+    assert ChatTemplate({"default": PARTS}).render([message]) == "<tool>[b][c]"

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -236,8 +235,8 @@ class QuantisedCheckpoint(Checkpoint):
             Do not look at zero points, groups and scales, which may turn out not to fit blocks.
         """
         types: dict[str, str] = {}
-        for groups, _, unit in linears.values():
-            for name in chain.from_iterable(groups):
+        for names, _, unit in linears.values():
+            for name in names:
                 source = sources.get(name)
                 # Columns in another order would divide groups that have a scale.
                 is_in_order = source is not None and source.column_order is None

@@ -67,6 +67,8 @@ class Family:
     # Tokens see those behind them, too, so a text is computed whole: an encoder, which has no lm_head. A window of
     # `sliding_window` tokens then reaches half as far to each side.
     two_way: str | bool = False
+    # Where tokens of a picture see each other both ways, they do so in layers with a window alone.
+    spans_in_windows: bool = False
     # Which norms of what sublayers read take the place of the residual stream: none; that of the first, which is a norm
     # of the embedding; or all, so that sums are normed.
     stream_norms: Literal["none", "embedding", "all"] = "none"

@@ -19,6 +19,7 @@ SHAPED_FAMILIES: tuple[Family, ...] = (
         attention={"v_norm": True},
         softmax_scale=1.0,
         windows="last_full",
+        spans_in_windows=True,
         post_norms=True,
         layer_scalars=True,
         scaled_embedding=True,

@@ -45,6 +45,12 @@ def gelu(x: Array) -> Array:
     return result
 
 
+def quick_gelu(x: Array) -> Array:
+    """An approximation of gelu by a sigmoid."""
+    result: Array = x * sigmoid(x * x.dtype.type(1.702))
+    return result
+
+
 def clamped_swiglu(gate: Array, up: Array) -> Array:
     scalar = gate.dtype.type
     gate, up = np.minimum(gate, scalar(7)), np.clip(up, scalar(-7), scalar(7))
@@ -56,6 +62,7 @@ JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
     "silu": lambda gate, up: silu(gate) * up,
     "gelu_tanh": lambda gate, up: gelu_tanh(gate) * up,
     "gelu": lambda gate, up: gelu(gate) * up,
+    "quick_gelu": lambda gate, up: quick_gelu(gate) * up,
     "relu2": lambda gate, up: np.square(np.maximum(gate, 0)) * up,
     "clamped_swiglu": clamped_swiglu,
 }

@@ -16,10 +16,18 @@ function parsed(text) { try { return JSON.parse(text); } catch { return undefine
 const isWhole = call => parsed(call.arguments) !== undefined;
 const isAnswered = message => message.calls?.length > 0 && message.calls.every(call => isWhole(call) && call.result !== null);
 
+/** What a question says: its text, or where it has pictures, its parts. */
+function sentContent({content, pictures}) {
+  if (!pictures) return content;
+  const images = pictures.map(url => ({type: "image_url", image_url: {url}}));
+  return content ? [...images, {type: "text", text: content}] : images;
+}
+
 /** A message with what its calls gave, as the server takes it. Where a result is missing, it is its text alone. */
 export function sentMessages(message) {
   const {role, content, reasoning, calls} = message;
-  if (!isAnswered(message)) return content || role === "user" ? [{role, content}] : [];
+  if (role === "user") return [{role, content: sentContent(message)}];
+  if (!isAnswered(message)) return content ? [{role, content}] : [];
   const made = calls.map(({id, name, arguments: text}) => ({id, type: "function", function: {name, arguments: text}}));
   const results = calls.map(({id, name, result}) => ({role: "tool", tool_call_id: id, name, content: result}));
   return [{role, content, ...(reasoning ? {reasoning_content: reasoning} : {}), tool_calls: made}, ...results];

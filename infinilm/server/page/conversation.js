@@ -55,7 +55,7 @@ export class Conversation {
     const message = {id: newId(), talk: this.talk.id, parent: parent?.id ?? null, content: "", reasoning: "", state: "done",
       error: "", created: Date.now(), ...fields};
     this.messages.set(message.id, message);
-    if (message.role === "user" && !this.talk.title) this.talk.title = titleOf(message.content);
+    if (message.role === "user" && !this.talk.title) this.talk.title = titleOf(message.content || "A picture");
     Object.assign(this.talk, {leaf: message.id, updated: Date.now()});
     this.save([message], this.talk);
     return message;

@@ -1,6 +1,7 @@
 // Conversations from elsewhere: exported files, and what the first version of this page kept in localStorage, which was a list
 // of {id, title, messages: [{role, content, reasoning, error, stopped}]}.
 
+import { isPicture } from "./pictures.js";
 import { allMessages, allTalks, save } from "./store.js";
 
 const FORMAT = "infinilm conversations";
@@ -82,6 +83,7 @@ function fromExport(data) {
   const messages = data.messages.filter(m => isText(m.id) && isText(m.talk) && ["user", "assistant"].includes(m.role))
     .map(m => ({id: m.id, talk: m.talk, parent: id(m.parent), role: m.role, content: text(m.content),
       reasoning: text(m.reasoning), model: id(m.model), state: text(m.state) || "done", error: text(m.error),
+      ...(m.pictures?.some?.(isPicture) ? {pictures: m.pictures.filter(isPicture)} : {}),
       calls: Array.isArray(m.calls) ? m.calls.map(callOf) : undefined, created: number(m.created), tokens: number(m.tokens), seconds: number(m.seconds), total: number(m.total)}));
   return {talks, messages};
 }

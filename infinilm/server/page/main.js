@@ -6,6 +6,7 @@ import { buildDialog } from "./dialog.js";
 import { byId, fit, make, setIcon, spoken, textButton } from "./dom.js";
 import { exported, imported, migrate } from "./exchange.js";
 import { MessageView } from "./message.js";
+import { picturesAmong, Tray } from "./pictures.js";
 import { connect, server } from "./server.js";
 import { changeSettings, settings, useTheme } from "./settings.js";
 import { isSideShown, search, showList, toast, toggleSide } from "./sidebar.js";
@@ -17,6 +18,7 @@ const talks = new Map();
 let current = Conversation.blank(settings.system ?? ""), trouble = "", isAtEnd = true, framed = false;
 const views = new Map(), opened = new Map();  // conversations that were open stay as they are: answers may still come
 const drafts = storedDrafts();
+const tray = new Tray(byId("tray"), {changed: () => { keepDraft(); showSend(); }, failed: toast});
 
 // ---- what is shown ----
 
@@ -53,7 +55,7 @@ const runningAnswer = () => answerOf(current.path().at(-1));
 function showSend() {
   const isRunning = !!runningAnswer();
   setIcon(byId("send"), isRunning ? "stop" : "send", isRunning ? "Stop" : "Send");
-  byId("send").disabled = !isRunning && !byId("input").value.trim();
+  byId("send").disabled = !isRunning && !byId("input").value.trim() && !tray.pictures.length;
 }
 
 /** While an answer comes: once per frame, its own node alone. */
@@ -115,7 +117,11 @@ function showModels() {
     place.replaceChildren(...names.map(name => Object.assign(make("option", "", name), {value: name})));
   place.value = modelOf(current.talk);
   place.disabled = names.length < 2;
+  byId("attach").hidden = !readsPictures();
 }
+
+const readsPictures = () =>
+  server.models.find(({id}) => id === modelOf(current.talk))?.input_modalities?.includes("image") ?? false;
 
 // ---- conversations ----
 
@@ -132,7 +138,7 @@ function use(conversation) {
   if (current.messages.size) opened.set(current.talk.id, current);
   const hash = current.messages.size ? "#" + encodeURIComponent(current.talk.id) : "";
   if (location.hash !== hash) history.pushState(null, "", hash || location.pathname + location.search);
-  byId("input").value = drafts[draftKey()] ?? "";
+  showDraft();
   views.clear();
   isAtEnd = true;
   show();
@@ -195,8 +201,8 @@ async function run(message, conversation = current) {
 }
 const redraw = conversation => { if (conversation === current) { show(); showSide(); } };
 
-function ask(parent, content) {
-  const question = current.add(parent, {role: "user", content});
+function ask(parent, content, pictures = []) {
+  const question = current.add(parent, {role: "user", content, ...(pictures.length ? {pictures} : {})});
   talks.set(current.talk.id, current.talk);
   opened.set(current.talk.id, current);
   const hash = "#" + encodeURIComponent(current.talk.id);
@@ -206,7 +212,7 @@ function ask(parent, content) {
 
 const actions = {
   show, contextOf, unsentEdit, keepEdit,
-  edit: (message, content) => ask(current.parentOf(message), content),
+  edit: (message, content) => ask(current.parentOf(message), content, message.pictures),
   regenerate: message => run(current.add(current.parentOf(message), {role: "assistant", state: "writing"})),
   resume: message => run(message),
   keep: message => { current.save([message]); show(); },
@@ -215,24 +221,36 @@ const actions = {
 };
 
 function send() {
-  const running = runningAnswer(), content = byId("input").value.trim();
+  const running = runningAnswer(), content = byId("input").value.trim(), {pictures} = tray;
   if (running) { running.stop(); return; }
-  if (!content) return;
-  delete drafts[draftKey()];
+  if (!content && !pictures.length) return;
   byId("input").value = "";
-  fit(byId("input"));
-  ask(current.path().at(-1), content);
+  tray.show([]);
   keepDraft();
+  fit(byId("input"));
+  ask(current.path().at(-1), content, pictures);
+  keepDraft();
+}
+
+function attach(files) {
+  if (!files.length) return;
+  if (readsPictures()) tray.add(files); else toast("This model reads no pictures");
 }
 
 // ---- drafts: what is written and not sent survives a reload ----
 
 function storedDrafts() { try { return JSON.parse(sessionStorage.getItem(DRAFTS)) ?? {}; } catch { return {}; } }
 function draftKey() { return current.messages.size ? current.talk.id : ""; }
+const picturesKey = () => "pictures " + draftKey();
 function keepDraft() {
   const text = byId("input").value;
   if (text) drafts[draftKey()] = text; else delete drafts[draftKey()];
+  if (tray.pictures.length) drafts[picturesKey()] = tray.pictures; else delete drafts[picturesKey()];
   storeDrafts();
+}
+function showDraft() {
+  byId("input").value = drafts[draftKey()] ?? "";
+  tray.show([...drafts[picturesKey()] ?? []]);
 }
 const editKey = message => "edit " + message.id;
 function unsentEdit(message) { return drafts[editKey(message)]; }
@@ -241,7 +259,10 @@ function keepEdit(message, text) {
   storeDrafts();
 }
 function storeDrafts() {
-  try { sessionStorage.setItem(DRAFTS, JSON.stringify(drafts)); } catch { /* it holds until the page is left */ }
+  const texts = Object.fromEntries(Object.entries(drafts).filter(([, draft]) => typeof draft === "string"));
+  for (const kept of [drafts, texts]) {  // there may be no room for pictures
+    try { sessionStorage.setItem(DRAFTS, JSON.stringify(kept)); return; } catch { /* they hold until the page is left */ }
+  }
 }
 
 // ---- export, import, settings ----
@@ -279,7 +300,22 @@ byId("file").onchange = importFile;
 byId("model").onchange = event => {
   changeSettings({model: event.target.value});
   current.change({model: event.target.value});
+  showModels();
 };
+byId("attach").onclick = () => byId("pictures").click();
+byId("pictures").onchange = event => { attach([...event.target.files]); event.target.value = ""; };
+byId("input").onpaste = event => {  // what office programs copy is a text, too
+  if (event.clipboardData.getData("text/plain")) return;
+  const files = picturesAmong(event.clipboardData);
+  if (files.length) event.preventDefault();
+  attach(files);
+};
+addEventListener("dragover", event => { if (event.dataTransfer.types.includes("Files")) event.preventDefault(); });
+addEventListener("drop", event => {
+  if (!event.dataTransfer.types.includes("Files")) return;  // a text, for a field
+  event.preventDefault();
+  attach(picturesAmong(event.dataTransfer));
+});
 byId("search").oninput = event => search(event.target.value, [...talks.values()], showSide);
 byId("end").onclick = () => { isAtEnd = true; stayAtEnd(); };
 byId("talk").onscroll = noteEnd;
@@ -326,7 +362,7 @@ onTrouble(text => { if (text !== trouble) { trouble = text; showNotices(); } });
 onChange(refresh);
 useTheme();
 toggleSide(false);
-byId("input").value = drafts[draftKey()] ?? "";
+showDraft();
 show();
 reconnect();
 await takeLeft();

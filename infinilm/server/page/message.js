@@ -4,6 +4,7 @@ import { answerOf } from "./answer.js";
 import { CallCards } from "./calls.js";
 import { byId, copy, fit, icon, iconButton, make, textButton } from "./dom.js";
 import { Markdown } from "./markdown.js";
+import { gallery } from "./pictures.js";
 import { isElsewhere } from "./tabs.js";
 
 const NOTES = {length: "Cut off by the limit of tokens.", stopped: "Stopped.", lost: "The rest of this answer did not arrive."};
@@ -30,6 +31,7 @@ export class MessageView {
       this.calls = new CallCards(message, {changed: actions.keep, answered: actions.answerCalls});
       this.node.append(this.thought);
     }
+    if (message.pictures) this.node.append(gallery(message.pictures));
     this.node.append(...[this.text, this.calls?.node, this.foot].filter(Boolean));
   }
 
@@ -118,7 +120,7 @@ export class MessageView {
     form.onsubmit = event => {
       event.preventDefault();
       const content = area.value.trim();
-      if (!content) return;
+      if (!content && !this.message.pictures) return;
       this.leave();
       if (content !== this.message.content) this.actions.edit(this.message, content);
     };

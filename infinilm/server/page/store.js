@@ -4,6 +4,7 @@
 //
 // talk:    {id, title, system, model, leaf, created, updated, deleted}     leaf: the last message of the branch that is shown
 // message: {id, talk, parent, role, content, reasoning, calls, model, state, error, created, tokens, seconds, total}
+//          pictures: of a question, addresses that hold them whole
 //          calls: of tools, {id, name, arguments, result}; result: null until it was given
 //          state: done, length, stopped, lost, or writing
 

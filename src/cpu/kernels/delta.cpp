@@ -13,10 +13,9 @@ namespace infinilm::cpu::INFINILM_ISA {
 static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int64_t n) {
     const int32_t in = a.sequences.state_in[s], out = a.sequences.state_out[s];
     const int64_t begin = a.sequences.cu_seqlens_q[s], num_tokens = a.sequences.cu_seqlens_q[s + 1] - begin;
-    const int64_t kept = a.taps - 1;
-    const auto row_of = [&](const void* rows, int64_t stride, int64_t token) __attribute__((always_inline)) {
-        return (const float*)rows + (begin + token) * stride + first;
-    };
+    const int64_t kept = a.taps - 1, replayed = num_replayed(a.sequences, s);
+    const SequenceRows x = rows_of(a.sequences, s, a.x, a.x_stride, a.x_log);
+    const SequenceRows gate_in = rows_of(a.sequences, s, a.gate_in, a.gate_in_stride, a.gate_in_log);
     // What the convolution sees of a token: a row, and the row of gate_in that multiplies it, or null.
     struct Seen {
         const float *row, *gate;
@@ -26,15 +25,19 @@ static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int
             return gate ? x * load_partial(gate + i, count) : x;
         }
     };
-    // Inputs of the sequence, from the kept-th before this step's first on; a null row: zeros.
+    // Inputs of the sequence, from the kept-th before this step's first on; a null row: zeros. The state has those that
+    // are replayed behind it.
     const auto input = [&](int64_t i) __attribute__((always_inline)) -> Seen {
-        if (i < kept) return {in < 0 ? nullptr : a.state + (in * kept + i) * a.channels + first, nullptr};
-        return {row_of(a.x, a.x_stride, i - kept), a.gate_in ? row_of(a.gate_in, a.gate_in_stride, i - kept) : nullptr};
+        const int64_t t = i - kept;
+        if (t < -replayed)
+            return {in < 0 ? nullptr : a.state + (in * kept + i + replayed) * a.channels + first, nullptr};
+        return {x[t] + first, a.gate_in ? gate_in[t] + first : nullptr};
     };
     for (int64_t t = 0; t < num_tokens; ++t) {
         Seen seen[most_taps];
         for (int j = 0; j < a.taps; ++j) seen[j] = input(t + j);
-        const float* const gate_out = a.gate_out ? row_of(a.gate_out, a.gate_out_stride, t) : nullptr;
+        const float* const gate_out =
+            a.gate_out ? (const float*)a.gate_out + (begin + t) * a.gate_out_stride + first : nullptr;
         float* const to = (float*)a.out + (begin + t) * a.out_stride + first;
         for_vectors(n, [&](int64_t i, int count) __attribute__((always_inline)) {
             vec sum = a.bias ? load_partial(a.bias + first + i, count) : zero();
@@ -189,7 +192,8 @@ static const float* state_before(const CpuDeltaRuleArgs& a, int64_t s, int64_t h
 }
 
 // One head of one sequence. Columns of the state go through several tokens while they are in the cache; drafts are some
-// tokens of their own, behind which nothing is stored. next: the state that this thread needs behind it, or null.
+// tokens of their own, behind which nothing is stored. What is replayed comes first, as tokens whose results nothing
+// needs: these go where those of the first token will be. next: the state that this thread needs behind it, or null.
 template <bool BY_ELEMENT>
 static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const float* next) {
     constexpr int vectors = 4;
@@ -203,20 +207,25 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
         memcpy(state, before, (size_t)state_size * 4);
 
     Keys keys;
-    const int64_t end = a.sequences.cu_seqlens_q[s + 1], certain_end = state_end(a.sequences, s);
+    const int64_t first = a.sequences.cu_seqlens_q[s], end = a.sequences.cu_seqlens_q[s + 1] - first,
+                  certain_end = state_end(a.sequences, s) - first, num_gates = int64_t{2} * a.num_v_heads;
+    const SequenceRows kv = rows_of(a.sequences, s, (const float*)a.qkv + k_size, a.qkv_stride, a.kv_log);
+    const SequenceRows gates = rows_of(a.sequences, s, a.gates, num_gates, a.gates_log);
+    const SequenceRows steps = rows_of(a.sequences, s, a.a, a.a_stride, a.a_log);  // what decays are made of
+    float* const outs = (float*)a.out + first * a.out_stride + head * v_dim;
     const float scale = 1.0f / __builtin_sqrtf((float)k_dim);
-    for (int64_t begin = a.sequences.cu_seqlens_q[s], after; begin < end; begin = after) {
+    for (int64_t begin = -num_replayed(a.sequences, s), after; begin < end; begin = after) {
         const bool are_drafts = begin >= certain_end;
         after = smaller(are_drafts ? end : certain_end, begin + tokens_at_once);
         const int n = (int)(after - begin);
         for (int t = 0; t < n; ++t) {
-            const float* const q = (const float*)a.qkv + (begin + t) * a.qkv_stride + k_head * k_dim;
+            const float *const k = kv[begin + t] + k_head * k_dim, *const q = begin + t < 0 ? k : k - k_size;
             l2_norm(q, keys.q[t], k_dim, scale);
-            l2_norm(q + k_size, keys.k[t], k_dim, 1);
+            l2_norm(k, keys.k[t], k_dim, 1);
             keys.dot[t] = dot_of(keys.q[t], keys.k[t], k_dim);
             if (!BY_ELEMENT) continue;
-            make_decays((const float*)a.a + (begin + t) * a.a_stride + head * k_dim, a.dt_bias + head * k_dim,
-                        a.decay_rate[head], keys.decay[t], k_dim);
+            make_decays(steps[begin + t] + head * k_dim, a.dt_bias + head * k_dim, a.decay_rate[head], keys.decay[t],
+                        k_dim);
             multiply(keys.q[t], keys.decay[t], keys.q[t], k_dim);
             multiply(keys.k[t], keys.decay[t], keys.read_k[t], k_dim);
         }
@@ -235,11 +244,10 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
             else
                 columns.template pass<false, true>(kept, held, nullptr, OneDecay{1}, keys.q[0], read_k[0]);
             for (int t = 0; t < n; ++t) {
-                const float* const gates = a.gates + (begin + t) * 2 * a.num_v_heads + head;
-                const float* const v =
-                    (const float*)a.qkv + (begin + t) * a.qkv_stride + 2 * k_size + head * v_dim + column;
-                float* const out = (float*)a.out + (begin + t) * a.out_stride + head * v_dim + column;
-                columns.finish(v, BY_ELEMENT ? 1.0f : gates[0], gates[a.num_v_heads], keys.dot[t], out);
+                const float* const gate = gates[begin + t] + head;
+                const float* const v = kv[begin + t] + k_size + head * v_dim + column;
+                columns.finish(v, BY_ELEMENT ? 1.0f : gate[0], gate[a.num_v_heads], keys.dot[t],
+                               outs + larger(begin + t, 0) * a.out_stride + column);
                 const auto go_on = [&](auto decay) __attribute__((always_inline)) {
                     if (t + 1 < n)
                         columns.template pass<true, true>(held, held, keys.k[t], decay, keys.q[t + 1], read_k[t + 1]);
@@ -249,15 +257,15 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
                 if constexpr (BY_ELEMENT)
                     go_on(RowDecays{keys.decay[t]});
                 else
-                    go_on(OneDecay{gates[0]});
+                    go_on(OneDecay{gate[0]});
             }
         };
         int64_t column = 0;
         for (; column + vectors * width <= v_dim; column += vectors * width) run(Number<vectors>(), column, width);
         for (; column < v_dim; column += width) run(Number<1>(), column, (int)smaller(v_dim - column, width));
-        for (int t = 0; t < n; ++t)
-            gated_norm((float*)a.out + (begin + t) * a.out_stride + head * v_dim, a.norm,
-                       (const float*)a.z + (begin + t) * a.z_stride + head * v_dim, v_dim, a.eps, a.sigmoid_gate);
+        for (int64_t t = larger(begin, 0); t < after; ++t)
+            gated_norm(outs + t * a.out_stride, a.norm, (const float*)a.z + (first + t) * a.z_stride + head * v_dim,
+                       v_dim, a.eps, a.sigmoid_gate);
     }
 }
 

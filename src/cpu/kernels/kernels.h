@@ -138,10 +138,12 @@ struct EmbeddingArgs {
 
 struct CpuDeltaRuleArgs : DeltaRuleArgs {
     const float* gates;  // [num_tokens, 2 * num_v_heads]: decay, then beta, made of a and b
+    StateLogArgs gates_log;
 };
 
 struct CpuSelectiveScanArgs : SelectiveScanArgs {
     const float* gates;  // [num_tokens, 2 * num_heads]: decay, then step, made of dt
+    StateLogArgs gates_log;
 };
 
 // Linears of some formats.

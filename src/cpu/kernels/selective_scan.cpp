@@ -54,7 +54,8 @@ static void scan_columns(const ScanToken* tokens, Rows<const float> from, Rows<f
 
 constexpr int tokens_at_once = 4;
 
-// One head of one sequence, in columns that stay in the cache through all tokens.
+// One head of one sequence, in columns that stay in the cache through all tokens. What is replayed comes first; what it
+// gives, which nothing needs, goes where the result of the first token will be.
 static void scan_head(const CpuSelectiveScanArgs& a, int64_t s, int64_t head) {
     constexpr int vectors = 2, vectors_of_one = width < 16 ? 8 : 4;
     const int64_t state_dim = a.state_dim, head_dim = a.head_dim;
@@ -69,18 +70,19 @@ static void scan_head(const CpuSelectiveScanArgs& a, int64_t s, int64_t head) {
         before = state_of(in);
     else
         for (int64_t i = 0; i < state_dim * head_dim; ++i) state[i] = 0;
-    const int64_t begin = a.sequences.cu_seqlens_q[s], end = a.sequences.cu_seqlens_q[s + 1];
-    const int64_t certain_end = state_end(a.sequences, s);
+    const int64_t first = a.sequences.cu_seqlens_q[s], begin = -num_replayed(a.sequences, s);
+    const int64_t end = a.sequences.cu_seqlens_q[s + 1] - first, certain_end = state_end(a.sequences, s) - first;
+    const SequenceRows xb = rows_of(a.sequences, s, a.xbc, a.xbc_stride, a.xb_log);
+    const SequenceRows gates = rows_of(a.sequences, s, a.gates, int64_t{2} * a.num_heads, a.gates_log);
     if (begin == end && before != state) memcpy(state, before, (size_t)(state_dim * head_dim) * 4);
     const auto token_at = [&](int64_t t) {
-        const float *const x = (const float*)a.xbc + t * a.xbc_stride, *const b = x + x_size + group * state_dim;
-        const float* const gates = a.gates + t * 2 * a.num_heads + head;
+        const float *const x = xb[t], *const b = x + x_size + group * state_dim, *const gate = gates[t] + head;
         return ScanToken{x + head * head_dim,
                          b,
-                         b + a.num_groups * state_dim,
-                         (float*)a.out + t * a.out_stride + head * head_dim,
-                         gates[0],
-                         gates[a.num_heads]};
+                         t < 0 ? b : b + a.num_groups * state_dim,
+                         (float*)a.out + (first + larger(t, 0)) * a.out_stride + head * head_dim,
+                         gate[0],
+                         gate[a.num_heads]};
     };
     const auto run = [&](auto num_vectors, int64_t column, int count) __attribute__((always_inline)) {
         constexpr int VECTORS = decltype(num_vectors)::value;

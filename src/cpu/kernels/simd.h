@@ -392,6 +392,7 @@ INFINILM_INLINE vec exp(vec x) {
 }
 
 INFINILM_INLINE vec silu(vec x) { return x / (1.0f + exp(-x)); }
+INFINILM_INLINE vec quick_gelu(vec x) { return x / (1.0f + exp(x * -1.702f)); }
 // x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
 INFINILM_INLINE vec gelu_tanh(vec x) {
     const vec u = x * fma(x * x, set1(0.044715f), set1(1.0f));
@@ -430,6 +431,7 @@ INFINILM_INLINE vec clamped_swiglu(vec gate, vec up) {
 INFINILM_INLINE vec activate(Activation activation, vec x) {
     if (activation == Activation::relu2) return relu2(x);
     if (activation == Activation::gelu) return gelu(x);
+    if (activation == Activation::quick_gelu) return quick_gelu(x);
     return activation == Activation::silu ? silu(x) : gelu_tanh(x);
 }
 INFINILM_INLINE vec act_mul(Activation activation, vec gate, vec up) {

@@ -78,7 +78,8 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
            .score_cap = heads.score_cap,
            .rope = heads.rope,
            .q_rope = heads.q_rope,
-           .eps = model.rms_norm_eps},
+           .eps = model.rms_norm_eps,
+           .spans = heads.spans},
       hidden_size_(model.hidden_size),
       in_size_(heads.inputs * model.hidden_size) {
     qkv_ = plan.add({.name = "qkv", .columns = heads.qkv_dim()});

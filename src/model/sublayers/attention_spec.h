@@ -36,6 +36,7 @@ struct AttentionSpec {
     float out_multiplier = 1;  // of what it adds
     int inputs = 1;            // it reads rows of so many times hidden_size
     bool two_way = false;      // tokens see those behind them, too; a window reaches as far in both directions
+    bool spans = true;         // sequences of Batch::two_way_seqs see their last token, too
 
     int q_dim() const { return num_heads * head_dim; }
     int kv_dim() const { return num_kv_heads * head_dim; }
@@ -71,6 +72,7 @@ struct AttentionSpec {
         f("out_multiplier", &AttentionSpec::out_multiplier, "Multiplies what it adds.");
         f("inputs", &AttentionSpec::inputs, "It reads rows of so many times hidden_size.");
         f("two_way", &AttentionSpec::two_way, "Tokens see those behind them, too, as encoders do.");
+        f("spans", &AttentionSpec::spans, "Tokens of a span, such as an image, see all of it, where steps say so.");
     }
 };
 

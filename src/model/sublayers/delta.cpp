@@ -26,7 +26,9 @@ DeltaSpec DeltaSpec::local(Shard shard) const {
 }
 
 CacheSpec DeltaSpec::cache() const {
-    return {.kind = CacheKind::none, .states = {{conv_size - 1, conv_dim()}, {num_v_heads, k_dim, v_dim}}};
+    return {.kind = CacheKind::none,
+            .states = {{conv_size - 1, conv_dim()}, {num_v_heads, k_dim, v_dim}},
+            .log_columns = conv_dim() + k_size() + v_size() + num_decays() + num_v_heads};
 }
 
 // Operations on an element of the state: one for the decay, two each for S^T k, the update and S^T q.
@@ -54,7 +56,7 @@ void Delta::declare(ParamTable& table) {
                                 .in_features = hidden_size_,
                                 .parts = {{at + "in_proj_qkv", model.conv_dim(), qkv},
                                           {at + "in_proj_z", model.v_size(), rows},
-                                          {at + "in_proj_b", model.num_v_heads, rows, true},
+                                          {at + "in_proj_b", model.num_v_heads, rows},
                                           {at + "in_proj_a", model.num_v_heads, rows}},
                                 .timed = "qkv_proj"});
         table.tensor(conv_weight_, at + "conv1d.weight", {model.conv_dim(), 1, model.conv_size}, qkv, by_tap);
@@ -78,7 +80,7 @@ void Delta::declare_by_element(ParamTable& table, const DeltaSpec& model, const 
                                       {at + "v_proj", model.v_size(), rows},
                                       {at + (low_rank ? "g_a_proj" : "g_proj"), model.z_dim(), low_rank ? whole : rows},
                                       {at + (low_rank ? "f_a_proj" : "f_proj"), model.a_dim(), low_rank ? whole : rows},
-                                      {at + "b_proj", model.num_v_heads, rows, true}},
+                                      {at + "b_proj", model.num_v_heads, rows}},
                             .timed = "qkv_proj"});
     const auto second = [&](LinearWeights& weights, const std::string& name, int64_t size) {
         table.linear(
@@ -128,16 +130,19 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
         s.linear(decay_proj_, a, decay), s.linear(gate_proj_, z, gate);
         a = decay, z = gate;
     }
-    ops::causal_conv(s.backend, {.x = in.slice(1, 0, spec_.conv_dim()),
+    const TensorView x = in.slice(1, 0, spec_.conv_dim()), b = in.slice(1, b_begin, b_begin + spec_.num_v_heads);
+    const StateLog log(s, std::array{x, conv.slice(1, spec_.k_size(), spec_.conv_dim()), a, b});
+    ops::causal_conv(s.backend, {.x = x,
                                  .weight = conv_weight_.prepared,
                                  .state = s.cache.state(s.layer, 0),
                                  .sequences = sequences,
-                                 .out = conv});
+                                 .out = conv,
+                                 .x_log = log.of(0)});
     s.tap_own(sites::conv, conv, conv_);
     ops::delta_rule(s.backend, {.qkv = conv,
                                 .z = z,
                                 .a = a,
-                                .b = in.slice(1, b_begin, b_begin + spec_.num_v_heads),
+                                .b = b,
                                 .decay_rate = decay_rate_.prepared,
                                 .dt_bias = dt_bias_.prepared,
                                 .norm = norm_.prepared,
@@ -147,8 +152,12 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
                                 .out = out,
                                 .num_k_heads = spec_.num_k_heads,
                                 .eps = eps_,
+                                .kv_log = log.of(1),
+                                .a_log = log.of(2),
+                                .b_log = log.of(3),
                                 .by_element = spec_.by_element,
                                 .sigmoid_gate = spec_.by_element});
+    log.keep(s);
     s.tap_own(sites::attention, out.reshape({out.shape(0), spec_.num_v_heads, spec_.v_dim}), mixed_);
 }
 

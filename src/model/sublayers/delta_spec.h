@@ -19,11 +19,10 @@ struct DeltaSpec {
     int v_size() const { return num_v_heads * v_dim; }
     int conv_dim() const { return 2 * k_size() + v_size(); }
     int num_decays() const { return by_element ? num_v_heads * k_dim : num_v_heads; }
-    int z_dim() const { return gate_rank > 0 ? gate_rank : v_size(); }  // that the first linear gives
+    int z_dim() const { return gate_rank > 0 ? gate_rank : v_size(); }
     int a_dim() const { return gate_rank > 0 ? gate_rank : num_decays(); }
-    int in_dim() const {
-        return conv_dim() + z_dim() + num_v_heads + a_dim();
-    }                                                             // q, k and v, z, b, a; by_element b is last
+    // Of what the first linear gives: q, k and v, z, b, a; with by_element b is last.
+    int in_dim() const { return conv_dim() + z_dim() + num_v_heads + a_dim(); }
     int padded_in_dim() const { return (in_dim() + 7) / 8 * 8; }  // GPUs write 8 at a time
 
     void check(const ModelSpec& model) const;

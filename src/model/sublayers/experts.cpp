@@ -7,7 +7,8 @@
 namespace infinilm {
 
 void ExpertsSpec::check(const ModelSpec& model) const {
-    require_spec(expert.activation != Activation::gelu, "experts have no activation 'gelu'; gelu_tanh is near it");
+    require_spec(!is_apart(expert.activation), "experts have no activation '", name(expert.activation),
+                 "'; gelu_tanh is near it");
     require_spec(top_k > 0 && top_k <= count && expert.intermediate_size > 0, "a layer with experts needs 1 to ", count,
                  " experts per token and their intermediate_size, got ", top_k, " and ", expert.intermediate_size);
     require_spec(num_groups > 0 && count % num_groups == 0 && top_groups > 0 && top_groups <= num_groups &&

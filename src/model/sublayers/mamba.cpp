@@ -46,7 +46,9 @@ MambaSpec MambaSpec::local(Shard shard) const {
 }
 
 CacheSpec MambaSpec::cache() const {
-    return {.kind = CacheKind::none, .states = {{conv_size - 1, conv_dim()}, {num_heads, state_dim, head_dim}}};
+    return {.kind = CacheKind::none,
+            .states = {{conv_size - 1, conv_dim()}, {num_heads, state_dim, head_dim}},
+            .log_columns = conv_dim() + size() + group_size() + num_heads};
 }
 
 // Operations on an element of the state: one for the decay, two each for the update and S^T C.
@@ -116,12 +118,15 @@ void Mamba::begin(const Step<Tap>& s, const Input& input) const {
     const int64_t x = spec_.size(), dt = x + spec_.conv_dim();
     s.linear(in_proj_, input.x, in, input.norm);
     const StateSteps sequences = state_steps(s.batch);
+    const StateLog log(s, std::array{in.slice(1, x, dt), conv.slice(1, 0, spec_.size() + spec_.group_size()),
+                                     in.slice(1, dt, spec_.in_dim())});
     ops::causal_conv(s.backend, {.x = in.slice(1, x, dt),
                                  .weight = conv_weight_.prepared,
                                  .state = s.cache.state(s.layer, 0),
                                  .sequences = sequences,
                                  .out = conv,
-                                 .bias = conv_bias_.prepared});
+                                 .bias = conv_bias_.prepared,
+                                 .x_log = log.of(0)});
     s.tap_own(sites::conv, conv, conv_);
     ops::selective_scan(s.backend, {.xbc = conv,
                                     .dt = in.slice(1, dt, spec_.in_dim()),
@@ -135,7 +140,10 @@ void Mamba::begin(const Step<Tap>& s, const Input& input) const {
                                     .num_groups = spec_.num_groups,
                                     .dt_multiplier = spec_.dt_multiplier,
                                     .dt_min = spec_.dt_min,
-                                    .dt_max = spec_.dt_max});
+                                    .dt_max = spec_.dt_max,
+                                    .xb_log = log.of(1),
+                                    .dt_log = log.of(2)});
+    log.keep(s);
     gate_and_norm(s, in.slice(1, 0, x), out);
     s.tap_own(sites::scan, out.reshape({out.shape(0), spec_.num_heads, spec_.head_dim}), scanned_);
 }

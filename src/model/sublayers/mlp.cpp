@@ -42,7 +42,7 @@ Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hoo
       gated_(spec.gated),
       hooked_(hooked),
       activation_(spec.activation),
-      joined_(spec.gated && spec.activation != Activation::gelu) {
+      joined_(spec.gated && !is_apart(spec.activation)) {
     inner_ = plan.add({.name = "inner", .columns = inner_size_});
     gate_up_ = plan.add({.name = "gate_up", .columns = spec.gated ? 2 * inner_size_ : 0, .tapped = joined_});
 }

@@ -39,15 +39,16 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
             const TensorView& out) {
     const auto& lists = s.batch.attention_lists;
     const AttentionLayer layer{own.cache.sliding_window, heads_of(own.cache), own.cache.chunked, own.cache.two_way};
+    const int group = s.cache.group(s.layer);
     const auto list = std::ranges::find(lists, layer, &AttentionList::layer);
     ops::paged_attention(s.backend, {.q = of_heads(qkv, own.cache.num_heads, own.cache.head_dim, 0, own.cache.head_dim),
                                      .k_cache = s.cache.k(s.layer),
                                      .v_cache = s.cache.v(s.layer),
                                      .k_scales = s.cache.k_scales(s.layer),
                                      .v_scales = s.cache.v_scales(s.layer),
-                                     .block_table = s.batch.block_table.select(0, s.cache.group(s.layer)),
+                                     .block_table = s.batch.block_table.select(0, group),
                                      .cu_seqlens_q = s.batch.cu_seqlens_q,
-                                     .context_lens = s.batch.context_lens,
+                                     .context_lens = s.batch.lens_of(group),
                                      .out = out,
                                      .sinks = sinks,
                                      .position_bias = s.position_bias,
@@ -56,7 +57,7 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
                                      .sliding_window = own.cache.sliding_window,
                                      .chunked = own.cache.chunked,
                                      .two_way = own.cache.two_way,
-                                     .two_way_seqs = s.batch.two_way_seqs,
+                                     .two_way_seqs = own.spans ? s.batch.two_way_seqs.view() : TensorView(),
                                      .max_query_len = s.batch.max_query_len,
                                      .work = s.batch.attention_work,
                                      .list = static_cast<int>(list - lists.begin()),

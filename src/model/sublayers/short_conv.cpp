@@ -40,14 +40,19 @@ template <class Tap>
 void ShortConv::begin(const Step<Tap>& s, const Input& input) const {
     const TensorView in = s.view(in_), out = s.view(mixed_);
     const int64_t channels = spec_.channels;
+    const TensorView x = in.slice(1, 2 * channels, 3 * channels), gate_in = in.slice(1, 0, channels);
     s.linear(in_proj_, input.x, in, input.norm);
-    ops::causal_conv(s.backend, {.x = in.slice(1, 2 * channels, 3 * channels),
+    const StateLog log(s, std::array{x, gate_in});
+    ops::causal_conv(s.backend, {.x = x,
                                  .weight = conv_weight_.prepared,
                                  .state = s.cache.state(s.layer, 0),
                                  .sequences = state_steps(s.batch),
                                  .out = out,
-                                 .gate_in = in.slice(1, 0, channels),
-                                 .gate_out = in.slice(1, channels, 2 * channels)});
+                                 .gate_in = gate_in,
+                                 .gate_out = in.slice(1, channels, 2 * channels),
+                                 .x_log = log.of(0),
+                                 .gate_in_log = log.of(1)});
+    log.keep(s);
     s.tap_own(sites::conv, out, mixed_);
 }
 

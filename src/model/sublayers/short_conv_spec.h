@@ -13,7 +13,9 @@ struct ShortConvSpec {
     void check(const ModelSpec& model) const;
     std::vector<Divided> divided() const { return {{"channels of short convolutions", channels}}; }
     ShortConvSpec local(Shard shard) const { return {channels / shard.size, conv_size}; }
-    CacheSpec cache() const { return {.kind = CacheKind::none, .states = {{conv_size - 1, channels}}}; }
+    CacheSpec cache() const {
+        return {.kind = CacheKind::none, .states = {{conv_size - 1, channels}}, .log_columns = int64_t{2} * channels};
+    }
     // Operations: one for each gate, two for each tap.
     CostSpec cost() const { return {.of_token = int64_t{2} * (conv_size + 1) * channels}; }
 

@@ -54,6 +54,7 @@ struct CacheSpec {
     bool two_way = false;                      // a token sees rows of those behind it, too
     int owner = -1;                            // of a shared one: the earlier layer whose rows these are
     std::vector<std::vector<int64_t>> states;  // the shapes of the tensors of a state, float32; empty: there is none
+    int64_t log_columns = 0;  // of what a state reads of a token, which a log keeps of drafts: see StateLog
 
     bool has_rows() const { return kind != CacheKind::none; }
     bool has_state() const { return !states.empty(); }
@@ -80,6 +81,8 @@ struct CacheSpec {
         f("two_way", &CacheSpec::two_way, "A token sees rows of those behind it, too.");
         f("owner", &CacheSpec::owner, "The earlier layer whose keys and values a shared cache reads.");
         f("states", &CacheSpec::states, "The shapes of the tensors of a state; empty: there is none.");
+        f("log_columns", &CacheSpec::log_columns,
+          "Elements that a state reads of a token, which a log keeps of drafts.");
     }
 };
 

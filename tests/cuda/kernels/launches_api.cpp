@@ -1,6 +1,7 @@
 // Launches every kernel of the library, at the largest shapes that the backend would give it on the current device.
 // Only whether the device takes the launches is asked (shared_memory_cases.py): nothing runs, and all pointers are one.
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "cuda/attention/kernels.h"
@@ -21,6 +22,14 @@ namespace {
 
 constexpr Element types[] = {Element::f32, Element::bf16, Element::f16};
 constexpr int hidden = 16384, many = 4096;
+
+// What weights of a type are stored as: numbers, what quantisation at load time makes, and what files have.
+std::set<WeightFormat> formats_of(Element type) {
+    if (type == Element::f32) return {WeightFormat::as_type};
+    std::set<WeightFormat> formats{WeightFormat::as_type, WeightFormat::int8, WeightFormat::int4, WeightFormat::fp8};
+    for (const BlockType& blocks : block_types) formats.insert(blocks.format);
+    return formats;
+}
 
 // Everything is in `at`, memory of the device; what is refused is written down.
 struct Launches {
@@ -89,10 +98,8 @@ struct Launches {
     }
     void linears() {
         for (Element type : types)
-            for (int f = 0; f <= static_cast<int>(type == Element::f32 ? WeightFormat::as_type : WeightFormat::fp4);
-                 ++f)
+            for (WeightFormat format : formats_of(type))
                 for (int n : {128, 2048, 6144, hidden}) {
-                    const auto format = static_cast<WeightFormat>(f);
                     for (int tokens :
                          {1, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 97, 128, 129, 150, 176, 192, 300, 512, 2048})
                         for (int k : {1024, many}) linear(type, format, n, k, tokens);
@@ -134,11 +141,12 @@ struct Launches {
     }
 
     void mixing(Element type) {
-        const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), as<int>(), 64};
+        const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), as<int>(), as<int>(), 64};
+        const StateLogArgs log{at, hidden, 15};
         for (int taps : {4, 8})
             for (int tokens : {64, many})
                 expect(causal_conv({at, as<float>(), as<float>(), as<float>(), sequences, at, hidden, hidden, tokens,
-                                    hidden, taps, type, at, at, hidden, hidden},
+                                    hidden, taps, type, at, at, hidden, hidden, log, log},
                                    nullptr),
                        "causal_conv");
         for (int dim : {24, 64, 128, 256})
@@ -151,6 +159,7 @@ struct Launches {
                     args.qkv_stride = args.z_stride = args.a_stride = args.b_stride = args.out_stride = hidden;
                     args.num_tokens = tokens, args.num_k_heads = 16, args.num_v_heads = 32;
                     args.k_dim = args.v_dim = dim, args.eps = 1e-6f, args.type = type;
+                    args.kv_log = args.a_log = args.b_log = log;
                     expect(delta_rule(args, nullptr), "delta_rule of " + std::to_string(dim));
                 }
         for (int dim : {24, 64, 128, 256})
@@ -162,8 +171,14 @@ struct Launches {
                 args.xbc_stride = args.dt_stride = args.out_stride = hidden;
                 args.num_tokens = num_seqs, args.num_heads = 32, args.num_groups = 1;
                 args.state_dim = args.head_dim = dim, args.type = type;
+                args.xb_log = args.dt_log = log;
                 expect(selective_scan(args, nullptr), "selective_scan of " + std::to_string(dim));
             }
+        LogDraftsArgs drafts{};
+        drafts.parts[0] = drafts.parts[1] = {at, hidden, hidden}, drafts.num_parts = 2;
+        drafts.log = at, drafts.log_stride = 2 * hidden, drafts.num_rows = 15, drafts.num_tokens = many;
+        drafts.sequences = sequences, drafts.type = type;
+        expect(log_drafts(drafts, nullptr), "log_drafts");
         expect(
             gated_norm({at, at, as<float>(), at, hidden, hidden, hidden, many, hidden, hidden, 1e-6f, 1, false, type},
                        nullptr),
@@ -228,9 +243,10 @@ struct Launches {
                     expect(pack_weight({at, from, 0, many, weight(type, format, many, many)}, nullptr), "quantise");
                 expect(unpack_weight({weight(type, format, many, many), 0, many, as<float>()}, nullptr), "unpack");
             }
-        if (const BlockType* blocks = find_blocks("Q4_0"); blocks && type != Element::f32)
-            expect(pack_blocks({at, *blocks, 0, many, weight(type, blocks->format, many, many)}, nullptr),
-                   "pack_blocks");
+        for (const BlockType& blocks : block_types)
+            if (type != Element::f32)
+                expect(pack_blocks({at, blocks, 0, many, weight(type, blocks.format, many, many)}, nullptr),
+                       "pack_blocks");
     }
 
     void sums(Element type) {
