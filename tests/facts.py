@@ -60,7 +60,7 @@ WITHOUT_GOLDEN = {
 """{fact: why no golden has it}: what a specification can say and no family does."""
 
 TOLD_BY_PICTURES = ("AttentionSpec.spans=True",)
-"""Facts that change nothing in a text: prompts with pictures tell them (tests/golden_vision, tests/llm/test_vision.py)."""
+"""Facts that change nothing in a text: prompts with pictures tell them (tests/golden_vision, tests/llm)."""
 
 
 def field_names(room: type) -> list[str]:
