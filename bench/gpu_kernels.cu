@@ -408,7 +408,12 @@ int bench_delta_rule(int num_seqs, int queries, int num_k_heads, int num_v_heads
         const Memory cu_seqlens(edges), at(which);
         args.qkv = qkv.as<void>(), args.z = z.as<void>(), args.a = args.b = gates.as<void>();
         args.decay_rate = args.dt_bias = rates.as<float>(), args.norm = norm.as<float>();
-        args.sequences = {cu_seqlens.as<int>(), at.as<int>(), at.as<int>(), nullptr, num_seqs};
+        args.sequences = {.cu_seqlens_q = cu_seqlens.as<int>(),
+                          .state_in = at.as<int>(),
+                          .state_out = at.as<int>(),
+                          .state_tokens = nullptr,
+                          .num_replayed = nullptr,
+                          .num_seqs = num_seqs};
         args.out = out.as<void>();
         args.qkv_stride = width, args.z_stride = args.out_stride = values, args.a_stride = args.b_stride = num_v_heads;
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kConvThreads, kMost <= 4 ? 8 : 6)
             const auto state = [&](int number, int row) -> float& {
                 return p.state[(static_cast<int64_t>(number) * kept + row) * p.channels + channel];
             };
-            // Of what lies in front of the first token: row by row the state, and behind it what is replayed.
+            // A row in front of the first token: rows of the state come first, and behind them what is replayed.
             const auto before = [&](int row) {
                 if (in < 0) return 0.0f;
                 if (row + start.replayed < kept) return state(in, row + start.replayed);

@@ -57,7 +57,7 @@ class Drafting:
     lengths : Lengths or None
         Chooses how many tokens of each draft are verified; None: all of them.
     most_tokens : int
-        Of a draft, also of a known answer.
+        A draft has no more, and neither has a known answer.
 
     Attributes
     ----------

@@ -107,7 +107,7 @@ class StatePool:
     def fork(self, slot: int, other: int) -> None:
         """Begin an empty slot, `other`, with the state of `slot`: both go on from it as from a snapshot."""
         state = self._current[slot]
-        self._current[other] = state
+        self._current[other], self._num_seen[other] = state, self._num_seen[slot]
         if state >= 0:
             self._is_snapshot[state] = True
 

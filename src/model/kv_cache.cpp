@@ -211,13 +211,12 @@ void KvCache::check_states(const Batch& batch) const {
         const int32_t cached = lens[s] - (starts[s + 1] - starts[s]), count = replayed ? replayed[s] : 0;
         const Seen seen = in[s] < 0 ? Seen{0, 0} : seen_[static_cast<size_t>(in[s])];
         if (seen.num_tokens >= 0 && seen.num_tokens + count == cached && count <= seen.num_logged) continue;
-        throw RequestError(concat("forward: sequence ", s, " would go on from ", cached,
-                                  " tokens, but this model keeps a state of each sequence, and this one ",
-                                  seen.num_tokens < 0
-                                      ? "is of a step that failed"
-                                      : concat("has seen ", seen.num_tokens, " and has ", seen.num_logged,
-                                               " drafts in its log, of which the batch replays ", count),
-                                  "; begin at 0"));
+        throw RequestError(
+            concat("forward: sequence ", s, " would go on from ", cached,
+                   " tokens, but this model keeps a state of each sequence, and this one ",
+                   seen.num_tokens < 0 ? "is of a step that failed" : concat("has seen ", seen.num_tokens),
+                   count ? concat(" (num_replayed is ", count, ", and its log has ", seen.num_logged, ")") : "",
+                   "; begin at 0"));
     }
 }
 

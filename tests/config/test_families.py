@@ -425,12 +425,13 @@ def layer_with(sliding_window):
             "sinks": False,
             "output_gate": False,
             "v_norm": False,
+            "spans": True,
             "out_multiplier": 1,
         },
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE},
         "experts": None,
         "mixer_beside": None,
-        "cache": {"kind": "paged", **heads, **reads, "value_dim": 20, "owner": -1, "states": []},
+        "cache": {"kind": "paged", **heads, **reads, "value_dim": 20, "owner": -1, "states": [], "log_columns": 0},
         "cost": {"of_pair": 4 * (20 + 20), "of_token": 0},
     }
 

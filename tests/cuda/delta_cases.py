@@ -298,7 +298,7 @@ def check_replays(gpu: Gpu, inputs: Any, state: Array, shape: Shape) -> None:
 
 
 def replays(gpu: Gpu, shapes: list[Shape]) -> None:
-    """Of the rule and of its convolution."""
+    """The rule and its convolution replay drafts."""
     for shape in shapes:
         for kind in ("f32", "bf16"):
             rule_, conv_ = (make(shape, kind, sum(shape["counts"])) for make in (Rule, Conv))

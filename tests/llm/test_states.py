@@ -154,14 +154,14 @@ def test_the_plan_counts_states() -> None:
     plan = plan_memory(golden(NAME), max_num_seqs=5, max_model_len=64, kv_cache="1MB")
     assert plan.num_states == 10 and plan.state_bytes == 3 * 4 * (3 * 80 + 4 * 12 * 8)
     # Rows of 15 drafts: what the convolution reads, k and v, a and b.
-    assert plan.num_log_rows == 15 and plan.log_bytes == 15 * 3 * 4 * (80 + 64 + 8)
+    assert plan.num_log_rows == 15 and plan.log_bytes == 15 * 3 * 4 * (80 + 56 + 8)
     assert plan.snapshot_interval == 64  # 7488 bytes are those of 59 tokens
     bytes_of_states = 10 * (plan.state_bytes + plan.log_bytes)
     assert plan.kv_bytes == plan.num_blocks * 16 * plan.kv_bytes_per_token + bytes_of_states <= 1_000_000
-    assert "10 states of 34.0 KiB" in str(plan)
-    small = plan_memory(golden(NAME), max_num_seqs=5, max_model_len=64, kv_cache="64KB")  # too little for snapshots
+    assert "10 states of 32.6 KiB" in str(plan)
+    small = plan_memory(golden(NAME), max_num_seqs=5, max_model_len=64, kv_cache="300KB")  # too little for snapshots
     assert (small.num_states, small.snapshot_interval) == (5, 0)
-    with pytest.raises(CacheFullError, match=r"states of 5 sequences take 36.6 KiB of it: lower max_num_seqs"):
+    with pytest.raises(CacheFullError, match=r"states of 5 sequences take 163.1 KiB of it: lower max_num_seqs"):
         plan_memory(golden(NAME), max_num_seqs=5, kv_cache=30_000)
 
 

@@ -160,9 +160,13 @@ def test_a_storm(model: Path, expected: list[str], data: st.DataObject) -> None:
 
 def test_host_memory(model: Path, expected: list[str]) -> None:
     with open_llm(model, host_cache="1MiB") as llm:
-        assert answers(llm, prompts()) == expected
-        llm.reset_prefix_cache()
-        assert cached(llm, prompts()[0]) >= 64
+        for _ in range(20):  # what a tier is too slow for is let go of, and kept when it is computed again
+            assert answers(llm, prompts()) == expected
+            llm.reset_prefix_cache()
+            if cached(llm, prompts()[0]) >= 64:
+                break
+        else:
+            pytest.fail("nothing was found in host memory")
         assert answers(llm, prompts()) == expected
 
 

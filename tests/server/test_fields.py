@@ -244,7 +244,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"system": 5}, "system"),
     ("messages", {"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ("messages", {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
-    ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
+    (
+        "messages",
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        "messages[0].content[0].source.type",
+    ),
     ("embeddings", {"input": {"a": 1}}, "input"),
     ("embeddings", {"input": [10**30]}, "input"),
     ("completions", {"prompt": [10**30]}, "prompt"),

@@ -72,7 +72,7 @@ int run_selective_scan(const void* xbc, int64_t xbc_stride, const void* dt, int6
     return selective_scan(args, nullptr);
 }
 
-// Of two parts, which a log has side by side.
+// x and y are the two parts that a log has side by side.
 int run_log_drafts(const void* x, int64_t x_stride, int x_columns, const void* y, int64_t y_stride, int y_columns,
                    const int* cu_seqlens_q, const int* state_in, const int* state_out, const int* state_tokens,
                    const int* num_replayed, int num_seqs, void* log, int log_rows, int num_tokens, int type) {
