@@ -143,7 +143,7 @@ class Backend:
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, state_tokens: Tensor | None = None, gate_in: Tensor | None = None, gate_out: Tensor | None = None, bias: Tensor | None = None, num_replayed: Tensor | None = None, x_log: Tensor | None = None, gate_in_log: Tensor | None = None) -> None: ...
 
-    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, kv_log: Tensor | None = None, a_log: Tensor | None = None, b_log: Tensor | None = None) -> None: ...
+    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, kv_log: Tensor | None = None, a_log: Tensor | None = None, b_log: Tensor | None = None, by_element: bool = False, sigmoid_gate: bool = False) -> None: ...
 
     def selective_scan(self, xbc: Tensor, dt: Tensor, decay_rate: Tensor, dt_bias: Tensor, skip: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_groups: int, dt_multiplier: float = 1.0, dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, xb_log: Tensor | None = None, dt_log: Tensor | None = None) -> None: ...
 
@@ -422,7 +422,7 @@ class LatentSpec:
 class DeltaSpec:
     """A causal convolution and the gated delta rule."""
 
-    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0) -> None: ...
+    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0, by_element: bool = False, gate_rank: int = 0) -> None: ...
 
     @property
     def num_k_heads(self) -> int:
@@ -456,6 +456,20 @@ class DeltaSpec:
 
     @conv_size.setter
     def conv_size(self, arg: int, /) -> None: ...
+
+    @property
+    def by_element(self) -> bool:
+        """Each row of a state has a decay of its own."""
+
+    @by_element.setter
+    def by_element(self, arg: bool, /) -> None: ...
+
+    @property
+    def gate_rank(self) -> int:
+        """Elements that decays and the gate are made of; 0: the hidden state."""
+
+    @gate_rank.setter
+    def gate_rank(self, arg: int, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
