@@ -412,8 +412,14 @@ KIMI_LINEAR = TensorNames(
         },
         "linear_attn.norm": "self_attn.o_norm",
         "linear_attn.out_proj": "self_attn.o_proj",
-        **MINIMAX_M2.renamed,
+        **MIXTRAL.renamed,
+        "mlp.gate.e_score_correction_bias": (
+            "block_sparse_moe.gate.e_score_correction_bias",
+            "mlp.gate.e_score_correction_bias",
+        ),
         **{name: (own.replace("mlp.", "block_sparse_moe."), own) for name, own in _SHARED_EXPERTS.items()},
+        # transformers saves the MLP of layers without experts under the name of experts.
+        **{f"mlp.{part}_proj": (f"mlp.{part}_proj", f"block_sparse_moe.{part}_proj") for part in ("gate", "up", "down")},
     },
     stacked=_STACKED,
 )
