@@ -46,6 +46,7 @@ def longer(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated:FutureWarning")  # which published files have
 @pytest.mark.parametrize("num_layers", [0, 13], ids=["", "13-layers"])  # numbers of two digits are written otherwise
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_same_math(name: str, num_layers: int, tmp_path: Path) -> None:

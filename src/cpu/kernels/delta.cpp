@@ -73,8 +73,8 @@ constexpr int tokens_at_once = 16;  // whose q and k are normed before the state
 static_assert(most_drafts <= tokens_at_once);
 constexpr int line_floats = 16;  // of a cache line
 
-// q and k of some tokens, normed. Where each row of a state has a decay of its own, q and `read_k` are times that: what
-// a state gives once it has decayed is what it gives for these before.
+// q and k of some tokens, normed. Where each row of a state has a decay of its own, q and `read_k` are multiplied by
+// the decays, in place of the rows that they read: the sums are the same, and the state is gone through once less.
 struct Keys {
     float q[tokens_at_once][most_k_dim], k[tokens_at_once][most_k_dim];
     float dot[tokens_at_once];  // of both, before q decays

@@ -21,7 +21,7 @@ struct DeltaSpec {
     int num_decays() const { return by_element ? num_v_heads * k_dim : num_v_heads; }
     int z_dim() const { return gate_rank > 0 ? gate_rank : v_size(); }
     int a_dim() const { return gate_rank > 0 ? gate_rank : num_decays(); }
-    // Of what the first linear gives: q, k and v, z, b, a; with by_element b is last.
+    // The first linear gives q, k and v, z, b, a; with by_element b is last.
     int in_dim() const { return conv_dim() + z_dim() + num_v_heads + a_dim(); }
     int padded_in_dim() const { return (in_dim() + 7) / 8 * 8; }  // GPUs write 8 at a time
 
