@@ -463,12 +463,12 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
     };
     int tile = start.begin();
     const int certain_end = state_end(p.sequences, seq, start.first);
-    const auto store = [&] {
-        const int out = p.sequences.state_out[seq];
+    const auto store = [&] {  // from row to row: the addresses of all rows would take registers through the loop
+        float2* to = of_state(p.sequences.state_out[seq], group * kRows);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-            const int row = group * kRows + i;
-            if (has_columns && row < p.k_dim) *of_state(out, row) = state.rows[i];
+            if (has_columns && group * kRows + i < p.k_dim) *to = state.rows[i];
+            to = reinterpret_cast<float2*>(reinterpret_cast<float*>(to) + p.v_dim);
         }
     };
     if (kAhead) load(tile);

@@ -75,7 +75,7 @@ def test_conversations_and_adapters(folder: Path, tmp_path: Path) -> None:
 
 def test_files_that_are_damaged(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "prefix"
-    with open_llm(folder) as llm:
+    with open_llm(folder, tensor_parallel_size=1) as llm:
         llm.save_prefix(PROMPT, path)
         whole = path.read_bytes()
         rng = np.random.default_rng(1)
@@ -103,10 +103,16 @@ def test_files_that_are_damaged(folder: Path, tmp_path: Path) -> None:
         ({"tensor_parallel_size": 2}, "another num_ranks: 1, and 2 here"),
         ({"kv_cache_dtype": "bfloat16"}, "another kv_cache_dtype"),
     ):
-        with open_llm(folder, **options) as llm, pytest.raises(CacheFileError, match=what):
+        with (
+            open_llm(folder, **{"tensor_parallel_size": 1} | options) as llm,
+            pytest.raises(CacheFileError, match=what),
+        ):
             llm.load_prefix(path)
     other = tiny.make_checkpoint(tmp_path / "other", rope_theta=9.0)
-    with open_llm(other) as llm, pytest.raises(CacheFileError, match="the configuration or the dtypes of the model"):
+    with (
+        open_llm(other, tensor_parallel_size=1) as llm,
+        pytest.raises(CacheFileError, match="the configuration or the dtypes of the model"),
+    ):
         llm.load_prefix(path)
 
 
