@@ -419,7 +419,9 @@ KIMI_LINEAR = TensorNames(
         ),
         **{name: (own.replace("mlp.", "block_sparse_moe."), own) for name, own in _SHARED_EXPERTS.items()},
         # transformers saves the MLP of layers without experts under the name of experts.
-        **{f"mlp.{part}_proj": (f"mlp.{part}_proj", f"block_sparse_moe.{part}_proj") for part in ("gate", "up", "down")},
+        **{
+            f"mlp.{part}_proj": (f"mlp.{part}_proj", f"block_sparse_moe.{part}_proj") for part in ("gate", "up", "down")
+        },
     },
     stacked=_STACKED,
 )
