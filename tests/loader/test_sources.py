@@ -241,6 +241,14 @@ def test_experts_of_one_tensor_or_of_many_are_the_same(tmp_path):
     np.testing.assert_array_equal(logits(folder), logits(golden("mixtral")))
 
 
+def test_the_mlp_of_a_layer_without_experts_has_a_name_of_its_own(tmp_path):
+    """As Kimi Linear is published; transformers writes it, too, under the name of experts."""
+    old, new = "layers.0.block_sparse_moe.", "layers.0.mlp."
+    folder = copy(golden("kimi-linear"), tmp_path / "published", lambda name: name.replace(old, new))
+    assert any(new in name for name in load_bits(folder / "model.safetensors"))
+    np.testing.assert_array_equal(logits(folder), logits(golden("kimi-linear")))
+
+
 @pytest.mark.parametrize("name", ["qwen3-vl-moe", "llama4-text"])
 def test_stacked_experts_may_have_their_outputs_as_rows_or_as_columns(tmp_path, name):
     """transformers 5 writes outputs as rows; checkpoints on the hub have them as columns."""
