@@ -409,7 +409,10 @@ class EngineThread:
                     failed = last.step
                     output = self._wait_for(last)
                     failed = None
-                    self._take_results(last, output, updates)
+                    if output.aborted:  # by a query: its prompts wait again
+                        self._undo(last)
+                    else:
+                        self._take_results(last, output, updates)
                 while self._work:
                     self._work.popleft()[0]()
             if not self._in_flight or (self._runs_ahead(self._in_flight[0].step) and not is_cancelled):

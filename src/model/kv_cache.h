@@ -59,7 +59,7 @@ public:
     // rows, each way once, in the order of the layers.
     int widest_window(int group) const;
     const std::vector<AttentionLayer>& attention_layers() const { return attention_layers_; }  // none in float32
-    // Of one sequence, all layers of a rank, with the log of its state.
+    // What one sequence keeps in all layers of a rank: its state, and the log beside it.
     static int64_t state_bytes(const ModelSpec& model, DType activation, int64_t num_log_rows);
     // RequestError: a sequence of the step that would go on from a state of other tokens. After `begin` the states that
     // the step writes are of no use until `end`.

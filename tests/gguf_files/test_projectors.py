@@ -63,7 +63,7 @@ def test_the_same_bits(name: str, tmp_path: Path) -> None:
 
 
 def _swapped(tensors: dict[str, Stored]) -> dict[str, Stored]:
-    """As converters of 2025 called the linears of SigLIP."""
+    """Converters of 2025 called the second linear of SigLIP's MLP the first, and the first the second."""
     names = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
     return {".".join(names.get(part, part) for part in name.split(".")): tensor for name, tensor in tensors.items()}
 

@@ -117,7 +117,7 @@ def assert_scores(llm: LLM, output: Any, params: SamplingParams) -> None:
 
 
 def test_a_wide_search_finds_the_best_of_all(llm: LLM) -> None:
-    """As wide as the vocabulary, two tokens are searched through."""
+    """A search of two tokens that has as many beams as the vocabulary has tokens misses no output."""
     size = llm.config.vocab_size
     params = SamplingParams(beam_width=size, n=3, max_tokens=2, length_penalty=0.0, ignore_eos=True)
     found = [list(one.token_ids) for one in llm.generate([PROMPTS[1]], params, use_tqdm=False)[0].outputs]

@@ -15,12 +15,15 @@ import numpy as np
 import openai
 import pytest
 from encoders import make_encoder
+from hypothesis import given, strategies as st
 from llm import tiny
 from llm.test_encoders import add_word_pieces
 from llm.test_labels import DOCUMENTS, QUERY, classifier
 from llm.vector_files import write_json, write_modules, write_pooling, write_prompts
+from starlette.responses import JSONResponse
 
 from infinilm import LLM
+from infinilm.server.app import _LongAnswer
 from server.support import SECONDS, Hosted, hosted
 
 SIZE = tiny.CONFIG["hidden_size"]
@@ -256,3 +259,12 @@ def test_classify(labelled: LLM) -> None:
             got = refused(host, "/classify", **body)
             assert got[0] == "input" and message in got[1], got
         assert "makes no vectors: use classify()" in refused(host, "/v1/embeddings", input="x")[1]
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3), st.lists(st.floats(allow_nan=False, allow_infinity=False)) | st.text() | st.none()
+    )
+)
+def test_long_answers_are_written_as_others(content: dict[str, Any]) -> None:
+    assert _LongAnswer(content).body == JSONResponse(content).body

@@ -405,7 +405,7 @@ def test_calls_of_a_template_that_shows_the_first_alone() -> None:
     assert shown == "user:?;assistant:Wait.abc;tool:C;tool:A;tool:X;user:?;"
 
 
-# As the templates of Mistral's models print results of tools.
+# Templates of Mistral's models print the results of tools as this one does, whole.
 LISTED = PARTS.replace("{% if m.content is string %}", "{% if m.content is string or m.role == 'tool' %}")
 READ = PARTS.replace("[{{ c.text }}]", "{% if c.type == 'image' %}(picture){% else %}[{{ c.text }}]{% endif %}")
 
