@@ -1538,6 +1538,11 @@ def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]:
     Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum. spec: of the model, or of a stage, where those of others have 0.
     """
 
+def param_ops(spec: ModelSpec) -> dict[str, str]:
+    """
+    The op that reads each parameter, as times of a step name it. A vector counts with the linear that stands behind it in the model, since that one reads what the vector has scaled.
+    """
+
 def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int, num_adapters: int = 0, most_rank: int = 0) -> int:
     """
     Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model, or of a stage. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, most_rank: of a step, and of them.

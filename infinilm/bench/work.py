@@ -22,59 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OpWork", "Work", "count_work", "work_of"]
 
-# The op that reads a parameter, by the part of its name in front of ".weight" or ".bias".
-_OPS = {
-    "model.embed_tokens": "embedding",
-    "input_layernorm": "qkv_proj",
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    **{end: "qkv_proj" for end in ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj", "kv_a_layernorm")},
-    **{end: "latents" for end in ("k_b_proj", "v_b_proj")},
-    "self_attn.gate_proj": "qkv_proj",
-    **{f"in_proj_{part}": "qkv_proj" for part in ("qkv", "z", "b", "a")},
-    **{end: "qkv_proj" for end in ("b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "f_proj", "g_proj")},
-    **{
-        end: "states"
-        for end in (
-            "conv1d",
-            "q_conv1d",
-            "k_conv1d",
-            "v_conv1d",
-            "linear_attn",
-            "linear_attn.norm",
-            "conv.conv",
-            "mamba",
-            "mamba.norm",
-        )
-    },
-    **{end: "qkv_proj" for end in ("conv.in_proj", "mamba.in_proj")},
-    "self_attn": "attention",  # sinks
-    "out_proj": "o_proj",
-    "q_norm": "qkv_proj",
-    "k_norm": "qkv_proj",
-    "o_proj": "o_proj",
-    "post_attention_layernorm": "gate_up_proj",
-    "pre_feedforward_layernorm": "gate_up_proj",
-    "post_feedforward_layernorm": "down_proj",
-    "post_feedforward_layernorm_1": "down_proj",
-    "pre_feedforward_layernorm_2": "router",
-    "post_feedforward_layernorm_2": "router",
-    "layer_scalar": "down_proj",
-    "embed_tokens_per_layer": "embedding",
-    **{name: "per_layer" for name in ("per_layer_model_projection", "per_layer_projection_norm")},
-    **{name: "per_layer" for name in ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")},
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-    "down_proj": "down_proj",
-    "mlp.gate": "router",
-    "shared_expert_gate": "router",
-    "mlp.fc1_latent_proj": "router",
-    "mlp.fc2_latent_proj": "router",
-    "model.norm": "lm_head",
-    "lm_head": "lm_head",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
@@ -187,12 +134,9 @@ class Work:
         work["attention"] = OpWork(
             batch_size * self.kv_bytes_per_token_layer * read, 2 * batch_size * self.multiplied * pairs
         )
-        if rule := work.get("states"):
+        if self.state_bytes:
             times = num_steps if num_new > 1 else 1  # steps that a sequence takes part in
-            work["states"] = OpWork(
-                rule.num_bytes + 2 * times * batch_size * self.state_bytes,
-                tokens * self.state_flops,
-            )
+            work["states"] = OpWork(2 * times * batch_size * self.state_bytes, tokens * self.state_flops)
         work["embedding"] = OpWork(tokens * self.embedding_bytes_per_token, 0)
         work["sampling"] = OpWork(4 * batch_size * self.vocab_size, 0)
         return work
@@ -231,10 +175,8 @@ def work_of(
     bytes_of.update((name, count) for name, count in bytes_of_quantised.items() if name in bytes_of)
     elements: dict[str, int] = {}
     num_bytes: dict[str, int] = {}
-    for name, count in bytes_of.items():
-        module, _, own = name.rpartition(".")
-        ends = (module, ".".join(module.split(".")[-2:]), module.rpartition(".")[2], own)
-        op = "experts" if ".experts." in module else next(_OPS[end] for end in ends if end in _OPS)
+    for name, op in _core.param_ops(spec).items():
+        count = bytes_of[name]
         num_bytes[op] = num_bytes.get(op, 0) + count
         if len(shapes[name]) == 2:
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
@@ -243,12 +185,10 @@ def work_of(
     rows = [cache for cache in caches if cache.kind != "none"]
     num_kv_layers = sum(cache.kind != "shared" for cache in rows)
     experts = next((layer.experts for layer in layers if layer.experts), None)
-    table_bytes = num_bytes.pop("embedding")  # and that of vectors of each layer
-    elements.pop("embedding")
-    if spec.tie_word_embeddings:
-        head = "model.embed_tokens.weight"
-        num_bytes["lm_head"] += bytes_of[head]
-        elements["lm_head"] = math.prod(shapes[head])
+    table_bytes = num_bytes.pop("embedding", 0)  # and that of vectors of each layer
+    elements.pop("embedding", None)
+    if spec.tie_word_embeddings:  # the table is the weight of the lm_head
+        table_bytes += bytes_of["model.embed_tokens.weight"]
     return Work(
         elements=elements,
         weight_bytes_by_op=num_bytes,

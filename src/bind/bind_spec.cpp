@@ -357,6 +357,22 @@ void bind_spec(nb::module_& m) {
         "Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum. "
         "spec: of the model, or of a stage, where those of others have 0.");
     m.def(
+        "param_ops",
+        [](const ModelSpec& spec) {
+            const Params params(spec);
+            const std::vector<ParamRow>& rows = params.rows();
+            nb::dict out;
+            std::string_view op = "lm_head";
+            for (size_t i = rows.size(); i-- > 0;) {
+                if (rows[i].linear) op = rows[i].linear->timed;
+                out[nb::str(rows[i].name.c_str())] = nb::str(op.data(), op.size());
+            }
+            return out;
+        },
+        nb::arg("spec"), nb::sig("def param_ops(spec: ModelSpec) -> dict[str, str]"),
+        "The op that reads each parameter, as times of a step name it. A vector counts with the linear that stands "
+        "behind it in the model, since that one reads what the vector has scaled.");
+    m.def(
         "workspace_bytes",
         [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
            int64_t num_rows, int64_t num_returned_rows, int64_t num_adapters, int64_t most_rank) {

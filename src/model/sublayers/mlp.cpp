@@ -14,14 +14,14 @@ void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down,
     table.linear(gate_up, {.name = at + (gated ? "gate_up_proj" : "up_proj"),
                            .in_features = hidden,
                            .parts = parts,
-                           .timed = is_expert ? "" : "gate_up_proj",
+                           .timed = is_expert ? "experts" : "gate_up_proj",
                            .bias = whole.bias,
                            .kind = gated ? LinearKind::act_mul : LinearKind::plain,
                            .adaptable = !is_expert});
     table.linear(down, {.name = at + "down_proj",
                         .in_features = intermediate_size,
                         .parts = {{at + "down_proj", hidden, Cut::columns(inner_parts)}},
-                        .timed = is_expert ? "" : "down_proj",
+                        .timed = is_expert ? "experts" : "down_proj",
                         .bias = whole.bias || whole.down_bias,
                         .adaptable = !is_expert});
 }

@@ -35,7 +35,7 @@ void OwnVectors::declare(ParamTable& table) {
     table.linear(table_, {.name = "model.embed_tokens_per_layer",
                           .in_features = all,
                           .parts = {{"model.embed_tokens_per_layer", vocab_size_, Cut::rows(vocab_parts)}},
-                          .timed = "",
+                          .timed = "embedding",
                           .vocabulary = true});
     table.linear(projection_, {.name = "model.per_layer_model_projection",
                                .in_features = hidden_size_,
