@@ -127,7 +127,8 @@ void Model::declare(ParamTable& table) {
     if (tower)
         tower->declare(table);
     else
-        vocabulary(embed_tokens, "model.embed_tokens", model.tie_word_embeddings && model.lm_head ? "lm_head" : "embedding");
+        vocabulary(embed_tokens, "model.embed_tokens",
+                   model.tie_word_embeddings && model.lm_head ? "lm_head" : "embedding");
     if (own_vectors) own_vectors->declare(table);
     if (embedding_sum) embedding_sum->declare(table);
     if (position_bias) position_bias->declare(table);

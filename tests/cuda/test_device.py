@@ -87,6 +87,9 @@ GOLDEN = (
     "qwen3-vl",
     "smolvlm",
     "falcon3",
+    "gpt2",
+    "phi2",
+    "pythia",
     # With experts:
     "granite-moe",
     "qwen3-vl-moe",
@@ -115,6 +118,8 @@ GOLDEN = (
     "lfm2-moe",
     "granite-h",
     "nemotron-3",
+    "nemotron-3-super",
+    "kimi-linear",
     "falcon-h1",
     "falcon-h1-norm",
     "bamba",
@@ -128,6 +133,7 @@ GOLDEN = (
     "deepseek-v2",
     "glm4-moe-lite",
     "youtu",
+    "mistral4",
 )
 
 # In 16 bits, too: those that together have all kernels. Facts that other golden models have do not depend on the dtype.

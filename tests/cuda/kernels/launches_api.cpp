@@ -151,7 +151,9 @@ struct Launches {
                        "causal_conv");
         for (int dim : {24, 64, 128, 256})
             for (int num_seqs : {1, 64, 512})
-                for (int tokens : {num_seqs, many}) {
+                for (int index = 0; index < 4;
+                     ++index) {  // one token of each sequence or many; a decay by head or element
+                    const int tokens = index % 2 ? many : num_seqs;
                     DeltaRuleArgs args{};
                     args.qkv = args.z = args.a = args.b = args.out = at;
                     args.decay_rate = args.dt_bias = args.norm = as<float>(), args.state = as<float>();
@@ -159,6 +161,7 @@ struct Launches {
                     args.qkv_stride = args.z_stride = args.a_stride = args.b_stride = args.out_stride = hidden;
                     args.num_tokens = tokens, args.num_k_heads = 16, args.num_v_heads = 32;
                     args.k_dim = args.v_dim = dim, args.eps = 1e-6f, args.type = type;
+                    args.by_element = index / 2;
                     args.kv_log = args.a_log = args.b_log = log;
                     expect(delta_rule(args, nullptr), "delta_rule of " + std::to_string(dim));
                 }
