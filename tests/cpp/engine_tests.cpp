@@ -178,7 +178,7 @@ void check_done(const StepOutput& output) {
 }
 
 TEST(all_ranks_stop_at_the_same_piece) {
-    for (int round = 0; round < (rounds ? rounds : 3000); ++round) {
+    for (int round = 0; round < (rounds ? rounds : 1500); ++round) {
         constexpr uint32_t pieces = 20;
         const int size = 1 + round % 4;
         StepAbort abort;

@@ -13,7 +13,7 @@ namespace {
 // The words are no atomics: ThreadSanitizer sees whether giving them orders the writes before the reads.
 TEST(late_masks_are_seen_whole) {
     std::mt19937 random(std::random_device{}());
-    for (int round = 0; round < (rounds ? rounds : 2000); ++round) {
+    for (int round = 0; round < (rounds ? rounds : 500); ++round) {
         LateMasks masks;
         std::array<int, 64> words{};
         const int size = 1 + static_cast<int>(random() % 4);

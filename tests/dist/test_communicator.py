@@ -25,7 +25,7 @@ NAMES = {
     "a_device_that_fails_behind_the_host": 1,
     "a_stage_does_not_wait_for_the_next": 1,
     "a_thread_per_core": 1,
-    "abort_anytime": 150,
+    "abort_anytime": 60,
     "all_ranks_stop_at_the_same_piece": 300,
     "an_aborted_group_stays_aborted": 1,
     "an_aborted_step_leaves_the_engine_usable": 1,
