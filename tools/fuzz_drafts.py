@@ -19,9 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from speculation.mixtures import FAMILIES, FORMATS, KINDS, Mixture, Tally  # noqa: E402
+from speculation.mixtures import FAMILIES, FORMATS, KINDS, WITH_STATES, Mixture, Tally  # noqa: E402
 
 REQUESTS = 60
+ALL_FAMILIES = FAMILIES + WITH_STATES
 
 
 def main() -> None:
@@ -32,11 +33,11 @@ def main() -> None:
     args = parser.parse_args()
     chosen = [
         (family, form)
-        for family, form in itertools.product(FAMILIES, FORMATS)
+        for family, form in itertools.product(ALL_FAMILIES, FORMATS)
         if all(text in f"{family}-{form}" for text in args.k)
     ]
     if not chosen:
-        raise SystemExit(f"nothing is named so; families: {', '.join(FAMILIES)}, formats: {', '.join(FORMATS)}")
+        raise SystemExit(f"nothing is named so; families: {', '.join(ALL_FAMILIES)}, formats: {', '.join(FORMATS)}")
     total, started = Tally(), time.monotonic()
     for family, form in chosen:
         tally, seed = Tally(), args.seed

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # The linears of a checkpoint that requests can have adapters of.
-ONLY_MERGED = r"mlp\.gate|mlp\.shared_expert_gate|mlp\.experts\..*"
+ONLY_MERGED = r"mlp\.gate|mlp\.shared_expert_gate|mlp\.experts\..*|block_sparse_moe\..*"
 OF_REQUESTS = rf"(?!.*\.(?:{ONLY_MERGED})$)(?!.*(?:embed_|lm_head)).*"
 NOT_OF_TEXT = re.compile(r"visual|vision|multi_modal")
 

@@ -21,6 +21,8 @@ from speculation.drafters import MODES, AnyLengths, Book, counts, told, use_leng
 
 # Full attention, a window, both by turns, latents with experts, experts, and states.
 FAMILIES = ("qwen3", "mistral-window", "gemma3-text", "deepseek-v3", "qwen3-moe", "qwen3-5-text")
+# Layers with other states than that of the last one; their drafts have tests of their own, and only the tool runs them.
+WITH_STATES = ("granite-h", "falcon-h1", "lfm2", "kimi-linear")
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
