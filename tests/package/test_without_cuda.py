@@ -73,6 +73,7 @@ STAND_IN = """#!/bin/bash
 case "$*" in
   *{fails}*) echo "host_config.h(12): error: unsupported GNU version"; exit 1;;
   *--version*) echo "Cuda compilation tools, release {version}, V{version}.20"; exit 0;;
+  *--list-gpu-code*) printf 'sm_80\\nsm_90a\\nsm_120\\n'; exit 0;;
   *--dryrun*) echo "#\\$ TOP={toolkit}" >&2; exit 0;;
 esac
 while [ $# -gt 0 ]; do [ "$1" = -o ] && output=$2; shift; done
@@ -141,6 +142,24 @@ def test_only_what_every_driver_reads_is_compressed(tmp_path: Path, version: str
     driver = "580" if compressed else "525"
     assert f"CUDA {version}: what it builds runs with NVIDIA drivers from {driver} on" in done.stdout
     assert "wgmma" not in done.stdout
+
+
+@needs_meson
+@pytest.mark.parametrize(
+    ("own", "archs"), [("12.0\n12.0", "80 90a 120"), ("9.0\n8.6", "80 90a"), ("12.7", "80 90a"), ("[N/A]", "80 90a")]
+)
+def test_a_newer_gpu_of_this_machine_gets_its_code(
+    tmp_path: Path, own: str, archs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the compiler knows it; nothing that the driver's tool may print harms the build."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '%s\\n' '{own}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    done = setup(tmp_path, "enabled", "12.9", "no-file")
+    assert done.returncode == 0, done.stdout
+    (line,) = (line for line in done.stdout.splitlines() if "GPU architectures" in line)
+    assert line.split(":", 1)[1].split() == archs.split()
 
 
 @needs_meson
