@@ -50,7 +50,7 @@ from infinilm.logs import logger
 from infinilm.lora import Merge, read_adapter
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
-from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
+from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages, one_or_each
 from infinilm.planning.cache_plan import MemoryPlan, divide_memory
 from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_drafting
 from infinilm.planning.tower import TowerPlan
@@ -63,6 +63,7 @@ from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence as ScheduledSequence
 from infinilm.scheduling.steps import tokens_of_a_step
+from infinilm.serving.cache_copies import CacheCopies
 from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.prefix_exchange import PrefixExchange
@@ -297,7 +298,7 @@ class LLM(
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
-        if tiers and (reason := _no_tiers(plan, enable_prefix_caching, count_stages(stages, pipeline_parallel_size))):
+        if tiers and (reason := _no_tiers(plan, enable_prefix_caching)):
             raise ConfigError(f"{' and '.join(tier.setting for tier in tiers)}: {reason}")
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         self.vectors = VectorMaker(plan.path, plan.config.hidden_size)
@@ -387,6 +388,8 @@ class LLM(
         }
         max_open = max_num_seqs + limits.max_queued_seqs
         history, of_files = self._history, partial(_weights_of, files, plan.merge, f"dummy {seed or 0}")
+        machines = others.machines if others else []  # of later stages in processes of their own
+        checked = partial(_equal_in_all_stages, self._engine if others and files else None)
         self._receipts = ReceiptMaker(
             {
                 "architecture": plan.config.architecture,
@@ -395,13 +398,13 @@ class LLM(
             },
             {
                 "version": __version__,
-                "kernels": kernel_class(plan.device),
+                "kernels": one_or_each([kernel_class(plan.device), *(of["kernels"] for of in machines)]),
                 "quantization": plan.quantization,
                 "dtype": plan.dtype,
                 "kv_cache_dtype": self.memory.kv_cache_dtype,
-                "num_ranks": tensor_parallel_size,
+                "num_ranks": one_or_each([tensor_parallel_size, *(of["num_ranks"] for of in machines)]),
             },
-            weights=lambda: history.of(of_files()),
+            weights=lambda: history.of(checked(of_files())),
             adapters=self._adapters,
             tokenizer=self.tokenizer,
             has_hooks=lambda: engine_hooks.in_use or not history.is_known,
@@ -411,7 +414,7 @@ class LLM(
             layout += f", {plan.tower.config} {plan.tower.processor}"
         noted = partial(_noted_weights, tiers, files, plan.merge, of_files)
         receipts = self._receipts
-        self._origin = lambda adapter: receipts.origin(adapter, history.of(noted()), layout)
+        self._origin = lambda adapter: receipts.origin(adapter, history.of(checked(noted())), layout)
         self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
         self._requests = RequestMaker(
             plan.config,
@@ -430,11 +433,13 @@ class LLM(
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
         queue = RequestQueue(max_open, limits.max_seconds)
+        of_here = [tensor_parallel_size] * (1 if others else self.num_stages)
+        self._copies = CacheCopies(self._engine, [*of_here, *(of["num_ranks"] for of in machines)])
         exchange = None
         if tiers:
             origin = self._origin
             exchange = PrefixExchange(
-                self._engine,
+                self._copies,
                 PrefixStore(tiers),
                 lambda adapter: identity_of(origin(adapter)),
                 lambda: receipts.has_hooks,
@@ -834,12 +839,10 @@ for _method in (LLM.generate, LLM.stream, LLM.submit, LLM.agenerate, LLM.astream
     name_keywords(_method, SAMPLING)
 
 
-def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool, num_stages: int) -> str | None:
+def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool) -> str | None:
     """Why no prefixes can be kept outside of the cache; None: they can."""
     if not enable_prefix_caching:
         return "needs enable_prefix_caching=True, since prefixes are kept that the cache would find again"
-    if num_stages > 1:
-        return "pipelines keep no prefixes outside of the cache in this version: leave out one of them"
     if plan.config.is_encoder:
         return "this model is an encoder, which keeps no keys and values between texts: leave it out"
     return None
@@ -855,6 +858,13 @@ def _weights_of(files: Mapping[Path, FileState], merge: Merge | None, dummy: str
     weights = weights_fingerprint(files) if files else fingerprint_of([dummy])
     merged = [] if merge is None else [adapter_fingerprint(folder) for folder in merge.folders]
     return fingerprint_of([weights, *merged]) if merged else weights
+
+
+def _equal_in_all_stages(engine: StagedEngine | None, weights: str) -> str:
+    """The fingerprint of weights, which those of later stages have, too. ConfigError: they have not."""
+    if engine is not None:
+        engine.check_weights(weights)
+    return weights
 
 
 def _noted_weights(

@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infinilm import _core
 from infinilm.errors import InfinilmError
 from infinilm.logs import logger
 from infinilm.lora.adapters import Adapter
 from infinilm.requests.request import EngineRequest
 from infinilm.scheduling.scheduler import FoundSegment, Scheduler
 from infinilm.scheduling.sequence import Int32Array, Sequence
+from infinilm.serving.cache_copies import CacheCopies
 from infinilm.tiers import PrefixStore, Segment
 from infinilm.tiers.segment import segment_keys, state_key
 
@@ -89,7 +89,7 @@ class PrefixExchange:
 
     Parameters
     ----------
-    engine : _core.InferEngine
+    copies : CacheCopies
     store : PrefixStore
     identity : callable
         Gives what keys and values of an adapter (None: of none) are a function of beside the tokens. It may take
@@ -108,13 +108,13 @@ class PrefixExchange:
 
     def __init__(
         self,
-        engine: _core.InferEngine,
+        copies: CacheCopies,
         store: PrefixStore,
         identity: Callable[[Adapter | None], str],
         has_hooks: Callable[[], bool],
         wake: Callable[[], object],
     ) -> None:
-        self._engine, self._store, self._wake = engine, store, wake
+        self._copies, self._store, self._wake = copies, store, wake
         self._make_identity, self._has_hooks = identity, has_hooks
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="infinilm-prefix-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-prefix-writer")
@@ -187,18 +187,9 @@ class PrefixExchange:
     def _adopt(self, scheduler: Scheduler, search: _Search, arrival: _Arrival) -> bool:
         end, segment, behind = arrival
         adapter_id = -1 if search.adapter is None else search.adapter.id
-
-        def write_blocks(group: int, blocks: Int32Array) -> None:
-            if len(blocks):
-                data = [_core.from_dlpack(rows) for rows in segment.rows[group]]
-                self._engine.write_blocks(group, blocks.tolist(), data)
-
-        def write_state(state: int) -> None:
-            assert behind is not None
-            self._engine.write_state(state, end, [_core.from_dlpack(part) for part in behind.state])
-
-        with_state = None if behind is None else write_state
-        return scheduler.adopt(search.tokens, end, segment.blocks, write_blocks, with_state, adapter_id)
+        write_blocks = self._copies.fills_blocks(segment)
+        write_state = None if behind is None else self._copies.fills_state(behind, end)
+        return scheduler.adopt(search.tokens, end, segment.blocks, write_blocks, write_state, adapter_id)
 
     # ---- after it has ended ----
 
@@ -223,20 +214,12 @@ class PrefixExchange:
                 return
             else:
                 key, place, is_state = found
-                segment = self._copied_state(place) if is_state else self._copied(place)
+                segment = self._copies.state(place) if is_state else self._copies.blocks(place)
                 try:
                     self._writer.submit(self._write, key, segment)
                 except RuntimeError:  # the interpreter ends, and its threads take nothing more
                     self._write(key, segment)
                 return
-
-    def _copied(self, place: FoundSegment) -> Segment:
-        groups = [self._engine.read_blocks(group, blocks) for group, blocks in enumerate(place.blocks)]
-        return Segment(place.present, tuple(tuple(part.numpy() for part in ranks) for ranks in groups))
-
-    def _copied_state(self, place: FoundSegment) -> Segment:
-        assert place.state is not None
-        return Segment((), (), tuple(part.numpy() for part in self._engine.read_state(place.state)))
 
     def _begin_saving(self, scheduler: Scheduler, ended: _Ended) -> None:
         """Find the keys of a sequence."""
