@@ -77,13 +77,16 @@ from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer, TokenizerSource
-from infinilm.tiers import DiskTier, PrefixStore, Tier, identity_of, open_tiers
+from infinilm.tiers import DiskTier, PeerRules, PrefixStore, Tier, identity_of, open_tiers
 from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from infinilm.scheduling.sequence import Int32Array
+
+
+_HEADER_BYTES = 2 << 20  # of a segment that is fetched, and of what surrounds its arrays, at most
 
 
 class LLM(
@@ -148,6 +151,8 @@ class LLM(
         that name it; see docs/cache.md. Answers do not change.
     disk_cache_size
         What its files may take; the least recently used go.
+    prefix_peers
+        The servers from which prefixes may be fetched: `PeerRules`; None: from none. Answers do not change.
     num_threads
         CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
@@ -234,6 +239,7 @@ class LLM(
         host_cache: int | str | None = None,
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_size: int | str = "16GiB",
+        prefix_peers: PeerRules | None = None,
         num_threads: int | None = None,
         seed: int | None = None,
         revision: str | None = None,
@@ -298,8 +304,9 @@ class LLM(
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
-        if tiers and (reason := _no_tiers(plan, enable_prefix_caching)):
-            raise ConfigError(f"{' and '.join(tier.setting for tier in tiers)}: {reason}")
+        names = [tier.setting for tier in tiers] + ["prefix_peers"] * (prefix_peers is not None)
+        if names and (reason := _no_tiers(plan, enable_prefix_caching)):
+            raise ConfigError(f"{' and '.join(names)}: {reason}")
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         self.vectors = VectorMaker(plan.path, plan.config.hidden_size)
         spec = self._spec_of(plan, plan.mtp)
@@ -436,14 +443,18 @@ class LLM(
         of_here = [tensor_parallel_size] * (1 if others else self.num_stages)
         self._copies = CacheCopies(self._engine, [*of_here, *(of["num_ranks"] for of in machines)])
         exchange = None
-        if tiers:
+        if names:
             origin = self._origin
+            of_token, of_state = self.memory.kv_bytes_per_token, self.memory.state_bytes
+            most = (of_token * scheduler.segment_tokens + of_state) * self._copies.num_ranks + _HEADER_BYTES
             exchange = PrefixExchange(
                 self._copies,
                 PrefixStore(tiers),
                 lambda adapter: identity_of(origin(adapter)),
                 lambda: receipts.has_hooks,
                 queue.wake,
+                prefix_peers,
+                most,
             )
         self._thread = EngineThread(
             self._engine, scheduler, engine_hooks, self._adapters, queue, self.num_stages, exchange
@@ -643,14 +654,19 @@ class LLM(
         sampling_params: Params = None,
         *,
         ends_only: bool = False,
+        prefixes_at: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> streams.AsyncRequests:
         """`submit` for asyncio, of one prompt or several: what servers need.
 
         ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
         ``async with llm.asubmit(...) as running`` cancels the rest. `ends_only`: no events but the last; cheaper.
+        `prefixes_at`: the address of a server that may keep the prefixes of the prompts; it is asked if it is one of
+        `prefix_peers`.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
+        for one in (one for request in requests for one in request.to_submit):
+            one.prefixes_at = prefixes_at
         return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
 
     # ---- adapters ----

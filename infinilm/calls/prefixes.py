@@ -16,7 +16,7 @@ from infinilm.requests.receipts import ReceiptMaker
 from infinilm.scheduling.sequence import Int32Array
 from infinilm.serving.cache_copies import CacheCopies
 from infinilm.serving.engine_thread import EngineThread
-from infinilm.tiers import PrefixFile
+from infinilm.tiers import PrefixFile, PrefixStore
 
 __all__ = ["PrefixMethods"]
 
@@ -130,17 +130,38 @@ class PrefixMethods:
         """
         self._check_keeps("keep_prefix")
         exchange = self._thread.exchange
-        if exchange is None:
+        if exchange is None or not exchange.store.tiers:
             raise RequestError("keep_prefix needs an LLM with host_cache or disk_cache; save_prefix writes a file")
         ids, adapter = self._ids_to_save(prompt, tools, chat_template_kwargs), self._adapters.get(lora)
         if not exchange.prepare(adapter):
             return 0
         self._compute(ids, lora)
-        while exchange.has_unsaved:
-            self._thread.between_steps(lambda: exchange.save(self._thread.scheduler, _PATIENCE))
-        exchange.flush()
+        self.flush_prefixes()
         size = self._thread.scheduler.segment_tokens
         return len(ids) // size * size
+
+    def flush_prefixes(self) -> None:
+        """Wait until the tiers have the prefixes of all requests that have ended."""
+        if (exchange := self._thread.exchange) is not None:
+            while exchange.has_unsaved:
+                self._thread.between_steps(lambda: exchange.save(self._thread.scheduler, _PATIENCE))
+            exchange.flush()
+
+    def prepare_prefixes(self) -> None:
+        """Read what the names of prefixes follow from, which may take seconds; without it the first prompts do."""
+        if (exchange := self._thread.exchange) is not None:
+            exchange.prepare(None)
+
+    @property
+    def prefix_store(self) -> PrefixStore | None:
+        """The tiers, which may be read from any thread; None: there are none."""
+        exchange = self._thread.exchange
+        return None if exchange is None or not exchange.store.tiers else exchange.store
+
+    @property
+    def fetches_prefixes(self) -> bool:
+        """Whether prefixes may be fetched of other servers."""
+        return self._thread.exchange is not None and self._thread.exchange.fetches
 
     def load_prefix(self, path: str | os.PathLike[str], *, lora: str | None = None) -> int:
         """Put a prefix that `save_prefix` kept into the prefix cache: prompts that begin with it need not compute it.
@@ -179,6 +200,7 @@ class PrefixMethods:
 
         def adopt() -> None:
             scheduler = self._thread.scheduler
+            kept.segment.check_blocks(end // scheduler.blocks.block_size, len(scheduler.blocks.groups))
             if scheduler.find_known(kept.tokens, adapter_id)[0] == end:
                 return
             tokens = np.append(kept.tokens, np.int32(0))

@@ -29,12 +29,18 @@ class CacheCopies:
     engine : _core.InferEngine or StagedEngine
     stage_sizes : sequence of int
         Ranks of each stage.
+
+    Attributes
+    ----------
+    num_ranks : int
+        Those of all stages.
     """
 
     def __init__(self, engine: Any, stage_sizes: Sequence[int]) -> None:
         self._engine = engine
+        self.num_ranks = sum(stage_sizes)
         numbers = np.split(np.arange(sum(stage_sizes)), np.cumsum(stage_sizes)[:-1])
-        # Of each rank its places in what the engine gives, one for each stage that has so many ranks.
+        # What the engine gives has a place for each rank of each stage. A rank is in those stages that have so many.
         self._places = [
             [int(stage[rank]) for stage in numbers if rank < len(stage)] for rank in range(max(stage_sizes))
         ]
