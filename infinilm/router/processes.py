@@ -236,7 +236,7 @@ def local_replicas(args: argparse.Namespace, count: int, drain_seconds: float) -
     places = _places(args, count)
 
     keeps = args.host_cache is not None or args.disk_cache is not None
-    peers = ["127.0.0.1"] if keeps else []  # whose key no one else has
+    peers = ["127.0.0.1"] if keeps else []  # the key of these servers is known to this process alone
 
     async def start(index: int) -> Running:
         options = replica_options(args, "127.0.0.1", key, prefix_peers=peers, **places[index])

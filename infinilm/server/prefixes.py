@@ -1,8 +1,8 @@
 """/prefixes: prefixes that this server keeps, for other servers; and prompts that are computed for them alone.
 
 A router tells a server where the prefix of a request may be (`PREFIXES_AT`, a header), and has a server compute a
-prompt that another one is to answer (`PREFILL`, a header). Whoever asks for a segment must show a key of the API: a
-server without keys gives none. A segment is named by 64 hexadecimal digits, which no path of this machine is made of.
+prompt that another one is to answer (`PREFILL`, a header). A segment is given for a key of the API alone: a server
+without keys gives none. Its name is 64 hexadecimal digits, and nothing else that a request says becomes part of a path.
 """
 
 from __future__ import annotations

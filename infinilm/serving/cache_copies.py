@@ -33,7 +33,7 @@ class CacheCopies:
     Attributes
     ----------
     num_ranks : int
-        Those of all stages.
+        How many ranks all stages have together.
     """
 
     def __init__(self, engine: Any, stage_sizes: Sequence[int]) -> None:

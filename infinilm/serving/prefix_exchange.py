@@ -122,7 +122,7 @@ class PrefixExchange:
     peers : PeerRules, optional
         From which servers prefixes may be fetched; default: from none.
     max_bytes : int
-        Of a segment that is fetched.
+        A longer segment is not fetched.
 
     Attributes
     ----------
@@ -150,6 +150,7 @@ class PrefixExchange:
         self._ended: deque[_Ended] = deque()
         self._identities: dict[int, str] = {}  # by the id of the adapter; -1: none
         self._is_broken = False
+        self._was_prompt = False  # the last step computed tokens of prompts
         self._reading, self._fetching, self._computing = _Pace(), _Pace(), _Pace()
         self.num_queried_tokens = self.num_hit_tokens = 0
 
@@ -161,7 +162,7 @@ class PrefixExchange:
         if not self._is_kept(sequence):
             return False
         tokens, names = _prompt_of(sequence)
-        num_known = scheduler.num_known(tokens, sequence.adapter_id)
+        num_known = scheduler.touch_known(tokens, sequence.adapter_id)
         missing = (len(tokens) - 1) // scheduler.segment_tokens - num_known // scheduler.segment_tokens
         if missing <= 0:
             return False
@@ -234,10 +235,19 @@ class PrefixExchange:
             self._ended.append(_Ended(tokens, names, adapter))
 
     def save(self, scheduler: Scheduler, patience: float = 0.0) -> None:
-        """Copy a segment or none of what is left to save; called between steps, until `has_unsaved` is false.
+        """Copy some segments of what is left to save; called between steps, until `has_unsaved` is false.
+
+        The next step may overwrite blocks of as many tokens as it computes of prompts. So many are copied before it,
+        which takes a small part of the time of computing them, and otherwise a segment.
 
         `patience`: seconds that it may wait for those that are not written yet.
         """
+        is_prompt_next = scheduler.waiting or self._was_prompt
+        most = scheduler.max_num_batched_tokens // scheduler.segment_tokens if is_prompt_next else 0
+        for _ in range(1 + most):
+            self._save_one(scheduler, patience)
+
+    def _save_one(self, scheduler: Scheduler, patience: float) -> None:
         while self._ended:
             found = self._next_unsaved(scheduler, self._ended[0])
             if found is None:
@@ -314,7 +324,8 @@ class PrefixExchange:
 
     def observe(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
         """Learn from a step how long a token of a prompt takes."""
-        if num_prompt_tokens > num_tokens:
+        self._was_prompt = num_prompt_tokens > num_tokens
+        if self._was_prompt:
             self._computing.observe(seconds / num_prompt_tokens)
 
     def prepare(self, adapter: Adapter | None) -> bool:

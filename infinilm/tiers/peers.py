@@ -94,7 +94,7 @@ class Peer:
     port : int
     api_key : str
     max_bytes : int
-        Of a segment: of a longer one no byte is read.
+        A longer segment is not read.
     is_https : bool
     """
 

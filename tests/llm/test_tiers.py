@@ -183,6 +183,23 @@ def test_a_storm(model: Path, expected: list[str], data: st.DataObject) -> None:
                 assert answers(llm, [asked[i] for i in which]) == [expected[i] for i in which]
 
 
+def test_prefixes_of_waiting_requests_stay(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations that take turns find all their segments: what a waiting one has in the cache is not taken by those
+    before it, and what is overwritten next is kept first."""
+    monkeypatch.setattr(prefix_exchange._Pace, "is_too_slow", lambda *_: False)
+    monkeypatch.setattr(prefix_exchange, "_MAX_UNWRITTEN", 1000)  # however busy the machine is
+    talks = [[(7 * i * i + 3 * i + 11 * number) % 90 + 3 for i in range(32)] for number in range(8)]
+    with open_llm(model, host_cache="8MiB", num_blocks=120) as llm:
+        for _ in range(3):
+            for begin in (0, 4):
+                outputs = llm.generate(talks[begin : begin + 4], max_tokens=4, ignore_eos=True, use_tqdm=False)  # type: ignore[arg-type]
+                for talk, output in zip(talks[begin : begin + 4], outputs, strict=True):
+                    assert output.metrics is not None
+                    known = len(talk) - 32  # tokens of the turns before, the last of which was never computed
+                    assert output.metrics.cached_tokens >= known // 8 * 8
+                    talk += [*output.outputs[0].token_ids, *talk[:28]]
+
+
 def test_host_memory(model: Path, expected: list[str]) -> None:
     with open_llm(model, host_cache="1MiB") as llm:
         for _ in range(20):  # what a tier is too slow for is let go of, and kept when it is computed again
