@@ -405,7 +405,7 @@ class LLM(
             },
             {
                 "version": __version__,
-                "kernels": one_or_each([kernel_class(plan.device), *(of["kernels"] for of in machines)]),
+                "kernels": one_or_each([kernel_class(plan.device, plan.dtype), *(of["kernels"] for of in machines)]),
                 "quantization": plan.quantization,
                 "dtype": plan.dtype,
                 "kv_cache_dtype": self.memory.kv_cache_dtype,

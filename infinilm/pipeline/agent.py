@@ -118,7 +118,7 @@ class _Agent:
         planned = {name: value for name, value in settings.items() if name != "seed"}
         plan = plan_model(self._model, **planned, pipeline_parallel_size=num_stages, stage=self._stage)
         dummy = settings["load_format"] == "dummy"
-        machine = {"kernels": kernel_class(plan.device), "num_ranks": len(plan.devices)}
+        machine = {"kernels": kernel_class(plan.device, plan.dtype), "num_ranks": len(plan.devices)}
         self._front.send("planned", parts=parts_of(plan, dummy=dummy), sizes=sizes_of(plan.memory), machine=machine)
         self._front.receive("connect")
         self._connect(listener)

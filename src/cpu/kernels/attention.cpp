@@ -195,11 +195,16 @@ static void weigh_row(const Block& b, int64_t row) {
     float* s = b.scores(row);
     const vec largest = set1(b.results.largest[row - b.strip.begin]);
     vec sum[sum_parts] = {};
-    for (int64_t k = keys.begin / width * width; k < keys.end; k += width) {
+    const auto weigh = [&](int64_t k, vec& part) __attribute__((always_inline)) {
         const vec weight = exp2_nonpositive(load(s + k) - largest);
         store(s + k, weight);
-        sum[sum_part(k)] += weight;
-    }
+        part += weight;
+    };
+    int64_t k = keys.begin / width * width;
+    for (; k < keys.end && sum_part(k) != 0; k += width) weigh(k, sum[sum_part(k)]);
+    for (; k + (sum_parts - 1) * width < keys.end; k += sum_parts * width)  // whose parts stay in registers
+        for (int part = 0; part < sum_parts; ++part) weigh(k + part * width, sum[part]);
+    for (; k < keys.end; k += width) weigh(k, sum[sum_part(k)]);
     b.results.weight[row - b.strip.begin] = add_lanes(sum);
 }
 
