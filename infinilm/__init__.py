@@ -98,6 +98,7 @@ _LAZY = {
         "infinilm.engine": ("HookRegistry", "InferEngine"),
         "infinilm.generation": ("GenerationMixin",),
         "infinilm.images": ("MediaRules",),
+        "infinilm.tiers": ("PeerRules",),
         "infinilm.llm": ("LLM",),
         "infinilm.models": ("AutoLlamaModel", "AutoModelForCausalLM", "DynamicCache", "ReferenceModel"),
         "infinilm.outputs": (

@@ -50,7 +50,7 @@ from infinilm.logs import logger
 from infinilm.lora import Merge, read_adapter
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
-from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
+from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages, one_or_each
 from infinilm.planning.cache_plan import MemoryPlan, divide_memory
 from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_drafting
 from infinilm.planning.tower import TowerPlan
@@ -63,6 +63,7 @@ from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence as ScheduledSequence
 from infinilm.scheduling.steps import tokens_of_a_step
+from infinilm.serving.cache_copies import CacheCopies
 from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.prefix_exchange import PrefixExchange
@@ -76,13 +77,16 @@ from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer, TokenizerSource
-from infinilm.tiers import DiskTier, PrefixStore, Tier, identity_of, open_tiers
+from infinilm.tiers import DiskTier, PeerRules, PrefixStore, Tier, identity_of, open_tiers
 from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from infinilm.scheduling.sequence import Int32Array
+
+
+_HEADER_BYTES = 2 << 20  # of a segment that is fetched, and of what surrounds its arrays, at most
 
 
 class LLM(
@@ -147,6 +151,8 @@ class LLM(
         that name it; see docs/cache.md. Answers do not change.
     disk_cache_size
         What its files may take; the least recently used go.
+    prefix_peers
+        The servers from which prefixes may be fetched: `PeerRules`; None: from none. Answers do not change.
     num_threads
         CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
@@ -233,6 +239,7 @@ class LLM(
         host_cache: int | str | None = None,
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_size: int | str = "16GiB",
+        prefix_peers: PeerRules | None = None,
         num_threads: int | None = None,
         seed: int | None = None,
         revision: str | None = None,
@@ -297,8 +304,9 @@ class LLM(
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
-        if tiers and (reason := _no_tiers(plan, enable_prefix_caching, count_stages(stages, pipeline_parallel_size))):
-            raise ConfigError(f"{' and '.join(tier.setting for tier in tiers)}: {reason}")
+        names = [tier.setting for tier in tiers] + ["prefix_peers"] * (prefix_peers is not None)
+        if names and (reason := _no_tiers(plan, enable_prefix_caching)):
+            raise ConfigError(f"{' and '.join(names)}: {reason}")
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         self.vectors = VectorMaker(plan.path, plan.config.hidden_size)
         spec = self._spec_of(plan, plan.mtp)
@@ -387,6 +395,8 @@ class LLM(
         }
         max_open = max_num_seqs + limits.max_queued_seqs
         history, of_files = self._history, partial(_weights_of, files, plan.merge, f"dummy {seed or 0}")
+        machines = others.machines if others else []  # of later stages in processes of their own
+        checked = partial(_equal_in_all_stages, self._engine if others and files else None)
         self._receipts = ReceiptMaker(
             {
                 "architecture": plan.config.architecture,
@@ -395,13 +405,13 @@ class LLM(
             },
             {
                 "version": __version__,
-                "kernels": kernel_class(plan.device),
+                "kernels": one_or_each([kernel_class(plan.device, plan.dtype), *(of["kernels"] for of in machines)]),
                 "quantization": plan.quantization,
                 "dtype": plan.dtype,
                 "kv_cache_dtype": self.memory.kv_cache_dtype,
-                "num_ranks": tensor_parallel_size,
+                "num_ranks": one_or_each([tensor_parallel_size, *(of["num_ranks"] for of in machines)]),
             },
-            weights=lambda: history.of(of_files()),
+            weights=lambda: history.of(checked(of_files())),
             adapters=self._adapters,
             tokenizer=self.tokenizer,
             has_hooks=lambda: engine_hooks.in_use or not history.is_known,
@@ -411,7 +421,7 @@ class LLM(
             layout += f", {plan.tower.config} {plan.tower.processor}"
         noted = partial(_noted_weights, tiers, files, plan.merge, of_files)
         receipts = self._receipts
-        self._origin = lambda adapter: receipts.origin(adapter, history.of(noted()), layout)
+        self._origin = lambda adapter: receipts.origin(adapter, history.of(checked(noted())), layout)
         self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
         self._requests = RequestMaker(
             plan.config,
@@ -430,15 +440,21 @@ class LLM(
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
         queue = RequestQueue(max_open, limits.max_seconds)
+        of_here = [tensor_parallel_size] * (1 if others else self.num_stages)
+        self._copies = CacheCopies(self._engine, [*of_here, *(of["num_ranks"] for of in machines)])
         exchange = None
-        if tiers:
+        if names:
             origin = self._origin
+            of_token, of_state = self.memory.kv_bytes_per_token, self.memory.state_bytes
+            most = (of_token * scheduler.segment_tokens + of_state) * self._copies.num_ranks + _HEADER_BYTES
             exchange = PrefixExchange(
-                self._engine,
+                self._copies,
                 PrefixStore(tiers),
                 lambda adapter: identity_of(origin(adapter)),
                 lambda: receipts.has_hooks,
                 queue.wake,
+                prefix_peers,
+                most,
             )
         self._thread = EngineThread(
             self._engine, scheduler, engine_hooks, self._adapters, queue, self.num_stages, exchange
@@ -638,14 +654,19 @@ class LLM(
         sampling_params: Params = None,
         *,
         ends_only: bool = False,
+        prefixes_at: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> streams.AsyncRequests:
         """`submit` for asyncio, of one prompt or several: what servers need.
 
         ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
         ``async with llm.asubmit(...) as running`` cancels the rest. `ends_only`: no events but the last; cheaper.
+        `prefixes_at`: the address of a server that may keep the prefixes of the prompts; it is asked if it is one of
+        `prefix_peers`.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
+        for one in (one for request in requests for one in request.to_submit):
+            one.prefixes_at = prefixes_at
         return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
 
     # ---- adapters ----
@@ -834,12 +855,10 @@ for _method in (LLM.generate, LLM.stream, LLM.submit, LLM.agenerate, LLM.astream
     name_keywords(_method, SAMPLING)
 
 
-def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool, num_stages: int) -> str | None:
+def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool) -> str | None:
     """Why no prefixes can be kept outside of the cache; None: they can."""
     if not enable_prefix_caching:
         return "needs enable_prefix_caching=True, since prefixes are kept that the cache would find again"
-    if num_stages > 1:
-        return "pipelines keep no prefixes outside of the cache in this version: leave out one of them"
     if plan.config.is_encoder:
         return "this model is an encoder, which keeps no keys and values between texts: leave it out"
     return None
@@ -855,6 +874,13 @@ def _weights_of(files: Mapping[Path, FileState], merge: Merge | None, dummy: str
     weights = weights_fingerprint(files) if files else fingerprint_of([dummy])
     merged = [] if merge is None else [adapter_fingerprint(folder) for folder in merge.folders]
     return fingerprint_of([weights, *merged]) if merged else weights
+
+
+def _equal_in_all_stages(engine: StagedEngine | None, weights: str) -> str:
+    """The fingerprint of weights, which those of later stages have, too. ConfigError: they have not."""
+    if engine is not None:
+        engine.check_weights(weights)
+    return weights
 
 
 def _noted_weights(

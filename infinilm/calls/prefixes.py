@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from infinilm import _core
 from infinilm.errors import CacheFullError, RequestError
 from infinilm.lora.adapters import Adapter, Adapters
 from infinilm.requests.prompts import RequestMaker, as_prompts
 from infinilm.requests.receipts import ReceiptMaker
 from infinilm.scheduling.sequence import Int32Array
+from infinilm.serving.cache_copies import CacheCopies
 from infinilm.serving.engine_thread import EngineThread
-from infinilm.tiers import PrefixFile, Segment
+from infinilm.tiers import PrefixFile, PrefixStore
 
 __all__ = ["PrefixMethods"]
 
@@ -28,10 +28,9 @@ class PrefixMethods:
 
     _thread: EngineThread
     _requests: RequestMaker
-    _engine: Any
+    _copies: CacheCopies
     _adapters: Adapters
     _receipts: ReceiptMaker
-    num_stages: int
     _origin: Callable[[Adapter | None], dict[str, Any]]  # what keys and values are a function of, see `PrefixFile`
     generate: Callable[..., Any]
 
@@ -96,12 +95,9 @@ class PrefixMethods:
                     f"of {scheduler.blocks.block_size} tokens, or than the {scheduler.segment_tokens} of the first "
                     "snapshot of a model with states, or other requests took its blocks; then save it again"
                 )
-            groups = [self._engine.read_blocks(group, blocks) for group, blocks in enumerate(found.blocks)]
-            segment = Segment(found.present, tuple(tuple(part.numpy() for part in ranks) for ranks in groups))
-            state = None
-            if scheduler.has_states and found.state is not None:
-                state = Segment((), (), tuple(part.numpy() for part in self._engine.read_state(found.state)))
-            return PrefixFile(origin, ids[:count], segment, state)
+            has_state = scheduler.has_states and found.state is not None
+            state = self._copies.state(found) if has_state else None
+            return PrefixFile(origin, ids[:count], self._copies.blocks(found), state)
 
         kept = self._thread.between_steps(copy)
         kept.write(path)
@@ -134,17 +130,38 @@ class PrefixMethods:
         """
         self._check_keeps("keep_prefix")
         exchange = self._thread.exchange
-        if exchange is None:
+        if exchange is None or not exchange.store.tiers:
             raise RequestError("keep_prefix needs an LLM with host_cache or disk_cache; save_prefix writes a file")
         ids, adapter = self._ids_to_save(prompt, tools, chat_template_kwargs), self._adapters.get(lora)
         if not exchange.prepare(adapter):
             return 0
         self._compute(ids, lora)
-        while exchange.has_unsaved:
-            self._thread.between_steps(lambda: exchange.save(self._thread.scheduler, _PATIENCE))
-        exchange.flush()
+        self.flush_prefixes()
         size = self._thread.scheduler.segment_tokens
         return len(ids) // size * size
+
+    def flush_prefixes(self) -> None:
+        """Wait until the tiers have the prefixes of all requests that have ended."""
+        if (exchange := self._thread.exchange) is not None:
+            while exchange.has_unsaved:
+                self._thread.between_steps(lambda: exchange.save(self._thread.scheduler, _PATIENCE))
+            exchange.flush()
+
+    def prepare_prefixes(self) -> None:
+        """Read what the names of prefixes follow from, which may take seconds; without it the first prompts do."""
+        if (exchange := self._thread.exchange) is not None:
+            exchange.prepare(None)
+
+    @property
+    def prefix_store(self) -> PrefixStore | None:
+        """The tiers, which may be read from any thread; None: there are none."""
+        exchange = self._thread.exchange
+        return None if exchange is None or not exchange.store.tiers else exchange.store
+
+    @property
+    def fetches_prefixes(self) -> bool:
+        """Whether prefixes may be fetched of other servers."""
+        return self._thread.exchange is not None and self._thread.exchange.fetches
 
     def load_prefix(self, path: str | os.PathLike[str], *, lora: str | None = None) -> int:
         """Put a prefix that `save_prefix` kept into the prefix cache: prompts that begin with it need not compute it.
@@ -181,22 +198,15 @@ class PrefixMethods:
         kept.check(self._origin(adapter))
         adapter_id, end = -1 if adapter is None else adapter.id, len(kept.tokens)
 
-        def write_blocks(group: int, blocks: Int32Array) -> None:
-            if len(blocks):
-                data = [_core.from_dlpack(rows) for rows in kept.segment.rows[group]]
-                self._engine.write_blocks(group, blocks.tolist(), data)
-
-        def write_state(state: int) -> None:
-            assert kept.state is not None
-            self._engine.write_state(state, end, [_core.from_dlpack(part) for part in kept.state.state])
-
         def adopt() -> None:
             scheduler = self._thread.scheduler
+            kept.segment.check_blocks(end // scheduler.blocks.block_size, len(scheduler.blocks.groups))
             if scheduler.find_known(kept.tokens, adapter_id)[0] == end:
                 return
             tokens = np.append(kept.tokens, np.int32(0))
-            with_state = write_state if kept.state is not None else None
-            if not scheduler.adopt(tokens, end, kept.segment.blocks, write_blocks, with_state, adapter_id, begin=0):
+            write_blocks = self._copies.fills_blocks(kept.segment)
+            write_state = None if kept.state is None else self._copies.fills_state(kept.state, end)
+            if not scheduler.adopt(tokens, end, kept.segment.blocks, write_blocks, write_state, adapter_id, begin=0):
                 raise CacheFullError(
                     f"load_prefix: {path} has {end} tokens, for which too few blocks of the KV cache are free: raise "
                     "kv_cache, or load it while fewer requests run"
@@ -211,8 +221,6 @@ class PrefixMethods:
         self._receipts.check_hooks(name)
         if not self._thread.scheduler.blocks.enable_prefix_caching:
             raise RequestError(f"{name} needs enable_prefix_caching=True, since it goes by the prefix cache")
-        if self.num_stages > 1:
-            raise RequestError(f"{name}: pipelines keep no prefixes outside of the cache in this version")
 
     def _compute(self, ids: Int32Array, lora: str | None) -> None:
         """Compute a prompt, as a request for one token does."""

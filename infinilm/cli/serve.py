@@ -31,6 +31,7 @@ from infinilm.errors import ConfigError
 if TYPE_CHECKING:
     from infinilm.llm import LLM
     from infinilm.server.host import ModelSource
+    from infinilm.server.settings import ServerSettings
 
 __all__ = ["add_serve", "run_serve"]
 
@@ -171,6 +172,21 @@ def add_serve(parser: Parser) -> None:
         help="give receipts to requests with return_receipt; reads the files of the weights once more",
     )
     add_sign(group)
+    group.add_argument(
+        "--prefix-peers",
+        nargs="+",
+        default=(),
+        metavar="HOST",
+        help="fetch prefixes from these hosts where a router says that they have them: names, addresses or networks, "
+        "HOST or HOST:PORT; the first --api-key is shown to them; default: from none",
+    )
+    group.add_argument(
+        "--role",
+        choices=["both", "prefill", "decode"],
+        default="both",
+        help="behind a router: compute prompts that others answer, or answer with prompts that others computed; "
+        "default: both",
+    )
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
     group.add_argument(
         "--unknown-fields",
@@ -219,6 +235,11 @@ def run_serve(args: argparse.Namespace) -> int:
             raise ConfigError(
                 "several models, --on-demand, --keep-alive and --memory are of one server without stages; start one "
                 "for each model that is to have replicas"
+            )
+        if (args.role != "both" or args.prefix_peers) and (args.replicas is not None or args.ray_address is not None):
+            raise ConfigError(
+                "--role and --prefix-peers are of one server; put `infinilm route` in front of several. Replicas of "
+                "one machine with --host-cache or --disk-cache fetch from each other by themselves"
             )
         if args.stages and (args.replicas is not None or args.ray_address is not None):
             raise ConfigError("--stages are those of one server; put `infinilm route` in front of several")
@@ -293,10 +314,12 @@ def _serve(args: argparse.Namespace) -> int:
         page=not args.no_page,
         lora_folder=args.lora_folder,
         receipts=args.receipts,
+        role=args.role,
         receipt_key=signing_key(args.sign, args.receipts, "--receipts"),
         unknown_fields=args.unknown_fields,
         sse_ping_interval=args.sse_ping_interval,
     )
+    _check_role(args, settings)
     if args.allowed_media_path is not None and not args.allowed_media_path.is_dir():
         raise ConfigError(f"--allowed-media-path: there is no folder {args.allowed_media_path}")
     if args.lora_folder is not None and not Path(args.lora_folder).is_dir():
@@ -314,6 +337,22 @@ def _serve(args: argparse.Namespace) -> int:
         )
 
     return serve(make_models, **options)
+
+
+def _check_role(args: argparse.Namespace, settings: ServerSettings) -> None:
+    """ConfigError: prefixes cannot go from or to this server as its options say."""
+    from infinilm.server.keys import Keys
+
+    has_key = bool(Keys(settings.api_keys, settings.api_key_file))
+    if args.role == "prefill" and (not has_key or (args.host_cache is None and args.disk_cache is None)):
+        raise ConfigError(
+            "--role prefill keeps what it computes for others: it needs --host-cache or --disk-cache, and an --api-key "
+            "that they show"
+        )
+    if args.role == "decode" and not args.prefix_peers:
+        raise ConfigError("--role decode fetches what others computed: name these by --prefix-peers")
+    if args.prefix_peers and not settings.api_keys:
+        raise ConfigError("--prefix-peers are shown a key of this server: it needs --api-key or INFINILM_API_KEY")
 
 
 def _sources(args: argparse.Namespace) -> list[ModelSource]:
@@ -363,6 +402,7 @@ def _one_more(args: argparse.Namespace, name: str, model: str, options: Mapping[
             "speculation": "auto",
             "host_cache": None,
             "disk_cache": None,
+            "prefix_peers": (),
         }
     )
     return _source(others, (name,), model, settings, texts)
@@ -376,7 +416,11 @@ def _source(
     from infinilm.planning.memory import ModelPlan, plan_drafting
     from infinilm.requests.limits import RequestLimits
     from infinilm.server.host import ModelSource
+    from infinilm.server.keys import keys_of
+    from infinilm.tiers import PeerRules
 
+    keys = tuple(args.api_key or ()) or keys_of("INFINILM_API_KEY")
+    peers = PeerRules(tuple(args.prefix_peers), keys[0]) if args.prefix_peers and keys else None
     planned: dict[str, Any] = {
         "num_threads": args.num_threads,
         "max_num_seqs": args.max_num_seqs,
@@ -391,6 +435,7 @@ def _source(
             seed=args.seed,
             enable_prefix_caching=args.enable_prefix_caching,
             limits=RequestLimits(max_seconds=args.request_timeout or None),
+            prefix_peers=peers,
             media=MediaRules(args.allowed_media_path, tuple(map(str.lower, args.allowed_media_hosts))),
             **planned | ({} if kv_cache is None else {"kv_cache": kv_cache}),
             **texts,

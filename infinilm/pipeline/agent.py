@@ -8,15 +8,19 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
+from infinilm.checkpoint.fingerprint import weights_fingerprint
 from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.mapped import FileState
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.spec import build_spec
+from infinilm.devices.system import kernel_class
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError
 from infinilm.pipeline.identity import parts_of
 from infinilm.pipeline.sizes import sizes_of
@@ -104,6 +108,8 @@ class _Agent:
         self._steps: dict[int, tuple[_core.PendingStep, npt.NDArray[np.int32] | None]] = {}
         self._running: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._failure: EngineDeadError | None = None
+        self._files: Mapping[Path, FileState] = {}  # of its weights
+        self._weights = ""  # their fingerprint, once it was asked for
 
     def start(self, listener: Any, settings: Mapping[str, Any]) -> None:
         """Plan, connect to the neighbours, load; each when the first stage says so."""
@@ -112,7 +118,8 @@ class _Agent:
         planned = {name: value for name, value in settings.items() if name != "seed"}
         plan = plan_model(self._model, **planned, pipeline_parallel_size=num_stages, stage=self._stage)
         dummy = settings["load_format"] == "dummy"
-        self._front.send("planned", parts=parts_of(plan, dummy=dummy), sizes=sizes_of(plan.memory))
+        machine = {"kernels": kernel_class(plan.device, plan.dtype), "num_ranks": len(plan.devices)}
+        self._front.send("planned", parts=parts_of(plan, dummy=dummy), sizes=sizes_of(plan.memory), machine=machine)
         self._front.receive("connect")
         self._connect(listener)
         self._load(plan, settings.get("num_threads") or 0, dummy, seed)
@@ -167,6 +174,7 @@ class _Agent:
             self._engine.load_dummy(plan.stored_dtype, seed)
         else:
             with open_checkpoint(plan.path) as checkpoint:
+                self._files = checkpoint.states
                 load_weights(checkpoint, self._engine, **plan.loading)
         self._engine.finish_loading()
 
@@ -212,6 +220,10 @@ class _Agent:
             batch = _core.Batch(**arrays, return_logits=head["return_logits"])
             self._steps[number] = self._engine.submit(batch, allowed is not None), allowed
             self._running.put(number)
+        elif what == "weights":  # takes seconds, in which steps go on
+            threading.Thread(target=self._tell_weights, args=(head["question"],), daemon=True).start()
+        elif what in ("read_blocks", "write_blocks", "read_state", "write_state"):
+            self._answer(what, head, arrays)
         elif step := self._steps.get(number):  # looked up once: `_watch` may take it out meanwhile
             pending, allowed = step
             if what == "masks":
@@ -221,6 +233,29 @@ class _Agent:
             elif what == "abort":
                 pending.abort()
         return bool(what == "close")
+
+    def _answer(self, what: str, head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Copy blocks or a state out of the cache of this stage, or into it, behind the steps submitted before."""
+        found, error = {}, None
+        assert self._engine is not None
+        try:
+            given = [_core.from_numpy(array) for array in arrays.values()]
+            copied = getattr(self._engine, what)(*head["of"], *([given] if what.startswith("write") else []))
+            found = {str(rank): tensor.numpy() for rank, tensor in enumerate(copied or ())}
+        except EngineDeadError:
+            raise
+        except InfinilmError as failure:
+            error = str(failure)
+        self._front.send("answer", found, question=head["question"], error=error)
+
+    def _tell_weights(self, question: int) -> None:
+        with contextlib.suppress(OSError):
+            error, digest = None, ""
+            try:
+                digest = self._weights = self._weights or weights_fingerprint(self._files)
+            except (OSError, InfinilmError) as failure:
+                error = f"its weights cannot be read: {failure}"
+            self._front.send("answer", question=question, error=error, digest=digest)
 
     def _watch(self) -> None:
         """Take the results of steps. What all stages find wrong the first one tells; other failures end this stage."""

@@ -7,15 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from infinilm import _core
 from infinilm.cache import CacheConfig
-from infinilm.errors import ConfigError, EngineDeadError
+from infinilm.errors import ConfigError, EngineDeadError, RequestError
 from infinilm.pipeline.identity import check_parts, parts_of
 from infinilm.pipeline.sizes import join_sizes, sizes_of
-from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Connection, connect, read_key
+from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Arrays, Connection, connect, read_key
 from infinilm.planning.memory import ModelPlan
 
 __all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages"]
@@ -84,10 +85,12 @@ class FrontStage:
                 self._controls.append(connect(address, f"stage {i}", greeting, _CONNECT_SECONDS))
             own = parts_of(plan, dummy=self._dummy)
             sizes = [sizes_of(plan.memory)]
+            self.machines: list[dict[str, Any]] = []  # kernels and number of ranks of each later stage
             for control in self._controls:
                 planned = self._receive(control, "planned")
                 check_parts(control.name, own, planned["parts"])
                 sizes.append(planned["sizes"])
+                self.machines.append(planned["machine"])
             self.memory = join_sizes(plan.memory, sizes)
             for control in self._controls:
                 control.send("connect")
@@ -110,7 +113,7 @@ class FrontStage:
         for control in self._controls:
             self._receive(control, "loaded")
         assert self._link is not None
-        return StagedEngine(core, self._controls, self._link)
+        return StagedEngine(core, self._controls, self._link, [machine["num_ranks"] for machine in self.machines])
 
     def __enter__(self) -> FrontStage:
         return self
@@ -128,7 +131,11 @@ class FrontStage:
 class StagedEngine:
     """What `LLM` uses of a `_core.InferEngine`, for the stages of several processes."""
 
-    def __init__(self, core: _core.InferEngine, controls: Sequence[Connection], link: Connection) -> None:
+    def __init__(
+        self, core: _core.InferEngine, controls: Sequence[Connection], link: Connection, num_ranks: Sequence[int]
+    ) -> None:
+        self._num_ranks = num_ranks  # of each later stage
+        self._answers: dict[tuple[int, str], Future[Any]] = {}  # by question and stage
         self._core, self._controls, self._link = core, controls, link
         self._process = os.getpid()
         self._numbers = itertools.count()
@@ -188,6 +195,68 @@ class StagedEngine:
     def forward(self, batch: _core.Batch) -> StageOutput:
         """Run a step."""
         return self.submit(batch).result()
+
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> list[_core.Tensor]:
+        """Blocks as bytes: of each rank of each stage."""
+        return self._copied("read_blocks", group, list(blocks))
+
+    def write_blocks(self, group: int, blocks: Sequence[int], data: Sequence[_core.Tensor]) -> None:
+        """Fill blocks with what `read_blocks` gave. RequestError: it does not fit."""
+        self._copied("write_blocks", group, list(blocks), data=data)
+
+    def read_state(self, state: int) -> list[_core.Tensor]:
+        """A state as bytes: of each rank of each stage."""
+        return self._copied("read_state", state)
+
+    def write_state(self, state: int, num_tokens: int, data: Sequence[_core.Tensor]) -> None:
+        """Fill a state with what `read_state` gave. RequestError: it does not fit."""
+        self._copied("write_state", state, num_tokens, data=data)
+
+    def check_weights(self, digest: str) -> None:
+        """ConfigError: the files of another stage are not those of this digest. It takes as long as reading them."""
+        for control, answer in zip(self._controls, self._ask("weights"), strict=True):
+            if (found := answer.result()[0]["digest"]) != digest:
+                raise ConfigError(
+                    f"{control.name}: the digest of its weights is {found[:16]}, that of the first stage is "
+                    f"{digest[:16]}: give all stages the same checkpoint"
+                )
+
+    def _copied(self, what: str, *of: Any, data: Sequence[_core.Tensor] | None = None) -> list[_core.Tensor]:
+        """Have each stage copy a part of its cache; `data`: what is written, of each rank of each stage."""
+        if data is not None and len(data) <= sum(self._num_ranks):
+            raise RequestError(
+                f"expected the bytes of more than {sum(self._num_ranks)} ranks, got those of {len(data)}"
+            )
+        own, parts = [], None
+        if data is not None:
+            num_own = len(data) - sum(self._num_ranks)
+            ends = [num_own, *(num_own + end for end in itertools.accumulate(self._num_ranks))]
+            own = [data[:num_own]]
+            parts = [{str(i): data[i].numpy() for i in range(a, b)} for a, b in itertools.pairwise(ends)]
+        answers = self._ask(what, parts, of=of)
+        copied = list(getattr(self._core, what)(*of, *own) or ())
+        for answer in answers:
+            copied += [_core.from_numpy(array) for array in answer.result()[1].values()]
+        return copied
+
+    def _ask(self, what: str, arrays: Sequence[Arrays] | None = None, **fields: Any) -> list[Future[Any]]:
+        """Ask each later stage something, behind the steps so far; `arrays`: for each of them.
+
+        A future gives the head and the arrays of an answer, a RequestError of the stage's, or an EngineDeadError.
+        """
+        with self._lock:
+            number = next(self._numbers)
+            asked: list[Future[Any]] = [Future() for _ in self._controls]
+            # Noted first: a stage that is lost from here on fails those that are noted.
+            self._answers |= {(number, one.name): answer for one, answer in zip(self._controls, asked, strict=True)}
+            if self._reports:
+                raise self.explain()
+            try:
+                for i, control in enumerate(self._controls):
+                    control.send(what, arrays[i] if arrays else None, question=number, **fields)
+            except OSError:
+                raise self.explain() from None
+            return asked
 
     def set_hooks(self, callback: Any, *names: Any) -> None:
         """Hooks would see the layers of one process alone. ConfigError: there are some."""
@@ -260,6 +329,11 @@ class StagedEngine:
                     output = StageOutput.of(arrays, head["aborted"])  # first: if it fails, the step is still to be lost
                     if step := self._steps.pop(head["step"], None):
                         step.finish(output)
+                if head["what"] == "answer" and (answer := self._answers.pop((head["question"], control.name), None)):
+                    if head["error"] is None:
+                        answer.set_result((head, arrays))
+                    else:
+                        answer.set_exception(RequestError(f"{control.name}: {head['error']}"))
                 if head["what"] == "failed":
                     why = f"{control.name} has failed: {head['error']}"
             why = f"{control.name} has ended, or does not answer"
@@ -278,6 +352,9 @@ class StagedEngine:
         self._link.close()  # the core waits there
         for step in list(self._steps.values()):
             step.finish(None)
+        for key in list(self._answers):
+            if answer := self._answers.pop(key, None):
+                answer.set_exception(self.explain())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from infinilm._version import __version__
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.errors import ConfigError
 from infinilm.planning.memory import ModelPlan
 
-__all__ = ["check_parts", "parts_of"]
+__all__ = ["check_parts", "one_or_each", "parts_of"]
+
+_T = TypeVar("_T")
 
 
 def parts_of(plan: ModelPlan, *, dummy: bool) -> dict[str, str]:
@@ -40,6 +42,11 @@ def check_parts(name: str, own: Mapping[str, str], others: Mapping[str, Any]) ->
                 f"{name}: its {what} is {others.get(what)}, that of the first stage is {value}; all stages must be of "
                 "one model, version and kind of machine"
             )
+
+
+def one_or_each(values: Sequence[_T]) -> _T | str:
+    """What all stages have, or what each of them has: the layers of a stage follow from how many there are."""
+    return values[0] if len(set(values)) == 1 else ", ".join(map(str, values))
 
 
 def _digest(of: str) -> str:

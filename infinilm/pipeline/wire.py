@@ -31,6 +31,7 @@ __all__ = [
     "ALIVE_SECONDS",
     "KEY_VARIABLE",
     "OUTPUTS",
+    "Arrays",
     "Connection",
     "accept",
     "connect",
@@ -49,7 +50,7 @@ _MOST_HEAD, _MOST_PAYLOAD = 1 << 20, 1 << 32
 _MOST_GREETING = 1 << 16  # bytes of its head; it has no payload
 _MOST_GUESTS = 64  # connections whose greetings are not complete
 _ALIGNMENT = 8  # bytes to which arrays in a payload are aligned
-_DTYPES = ("int32", "int64", "float32")
+_DTYPES = ("int32", "int64", "float32", "uint8")
 _GREETING_SECONDS = 10.0  # until a greeting is complete
 _TELL_SECONDS = 5.0  # until the log says what is waited for
 

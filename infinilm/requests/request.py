@@ -87,6 +87,8 @@ class EngineRequest:
         Called by the engine thread with each update; must be fast.
     dependents : list of EngineRequest
         Requests that start when this one has a token or has ended, because they find its blocks in the prefix cache.
+    prefixes_at : str or None
+        The address of a server that may keep the prefix of its prompt.
     deadline : float
         The time by which it must have ended: seconds, perf_counter.
     cancelled_by : BaseException or None
@@ -100,6 +102,7 @@ class EngineRequest:
         sequence.request = self
         self.deliver: Callable[[RequestUpdate], object] = _ignore
         self.dependents: list[EngineRequest] = []
+        self.prefixes_at: str | None = None
         self.deadline = math.inf
         self.cancelled_by: BaseException | None = None
         self.finish_reason: str | None = None

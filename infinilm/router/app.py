@@ -18,6 +18,7 @@ from infinilm.server.bodies import ApiError, Body, mapping, text
 from infinilm.server.guard import App, Guard, Message, Receive, Send
 from infinilm.server.keys import Keys
 from infinilm.server.records import Record, log_request
+from infinilm.tiers import PREFIXES
 
 if TYPE_CHECKING:
     from infinilm.server.traces import Traces
@@ -84,6 +85,8 @@ def make_app(
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         if scope["path"] in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             raise ApiError("this is a router, whose servers have the same adapters: ask each of them", 404)
+        if scope["path"].startswith(PREFIXES):
+            raise ApiError("this is a router, and its servers have the prefixes", 404)
         answer = await own(scope, receive)
         await (answer or forwarder)(scope, receive, send)
 
@@ -113,7 +116,7 @@ def _handler_of(path: str) -> str:
 
 
 def _entry(replica: Replica) -> dict[str, Any]:
-    names = ("index", "url", "origin", "state", "why", "num_running", "num_sent")
+    names = ("index", "url", "origin", "role", "state", "why", "num_running", "num_sent")
     return {name: getattr(replica, name) for name in names}
 
 

@@ -29,6 +29,7 @@ from infinilm.server.answers import sent_event
 from infinilm.server.bodies import ApiError
 from infinilm.server.drain import Drainable
 from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, attended, error_event
+from infinilm.server.prefixes import PREFILL, PREFIXES_AT
 from infinilm.server.records import current, fail_current, name_of_current
 from infinilm.server.replica import CONTINUE, RESUMABLE
 
@@ -230,7 +231,7 @@ class Forwarder(Drainable):
             if replica is None:
                 break
             try:
-                whole = await self._attempt(call, replica, stream)
+                whole = await self._attempt(call, replica, stream, await self._prefixes_of(call, replica))
             except _Lost as error:
                 num_lost += 1
                 logger.warning("replica %d (%s) failed at %s: %s", replica.index, replica.url, name_of_current(), error)
@@ -277,12 +278,45 @@ class Forwarder(Drainable):
             self._metrics.chosen(len(call.chain), matched)
         return replica
 
-    async def _attempt(self, call: _Call, replica: Replica, stream: _EventStream) -> _Whole | None:
-        """Give the request to a replica. Returns its answer; None: it was a stream, all of which has been sent."""
+    async def _prefixes_of(self, call: _Call, replica: Replica) -> Replica | None:
+        """Where a replica can fetch the beginning of a prompt from, which another one may compute now; None: nowhere.
+
+        What goes wrong with that is no fault of the request: the replica computes what it does not find.
+        """
+        matched = replica.prefixes.match(call.chain)
+        giver = self._pool.prefixes_for(call.chain, replica, matched)
+        known = matched if giver is None else giver.prefixes.match(call.chain)
+        prefilling = self._pool.choose_prefill(call.chain, replica, known)
+        if prefilling is None:
+            return giver
+        try:
+            answer = await self._attempt(call, prefilling, _EventStream(_no_client), giver, is_prefill=True)
+        except _Lost as error:
+            logger.warning("replica %d (%s) failed at a prefill: %s", prefilling.index, prefilling.url, error)
+            self._pool.doubt(prefilling, str(error))
+            return giver
+        return prefilling if answer is not None and answer.status == 200 else giver
+
+    async def _attempt(
+        self,
+        call: _Call,
+        replica: Replica,
+        stream: _EventStream,
+        giver: Replica | None,
+        *,
+        is_prefill: bool = False,
+    ) -> _Whole | None:
+        """Give the request to a replica. Returns its answer; None: it was a stream, all of which has been sent.
+
+        `giver`: where it can fetch a prefix from. `is_prefill`: it is to compute the prompt alone.
+        """
+        more = {} if giver is None else {PREFIXES_AT: giver.url}
+        if is_prefill:
+            more[PREFILL] = "1"
         if (record := current.get()) is not None:
             record.replica = replica.index
         with replica.running(call.chain):
-            work = asyncio.ensure_future(self._exchange(call, replica, stream))
+            work = asyncio.ensure_future(self._exchange(call, replica, stream, more))
             lost = asyncio.ensure_future(replica.lost.wait())
             try:
                 await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -294,10 +328,12 @@ class Forwarder(Drainable):
                 lost.cancel()
                 await asyncio.gather(work, lost, return_exceptions=True)
 
-    async def _exchange(self, call: _Call, replica: Replica, stream: _EventStream) -> _Whole | None:
-        body, headers = call.body, [*self._traced(call.headers), *replica.headers.items()]
+    async def _exchange(
+        self, call: _Call, replica: Replica, stream: _EventStream, more: Mapping[str, str]
+    ) -> _Whole | None:
+        body, headers = call.body, [*self._traced(call.headers), *replica.headers.items(), *more.items()]
         values = call.values or {}
-        if values.get("stream") is True and CONTINUE not in values:
+        if PREFILL not in more and values.get("stream") is True and CONTINUE not in values:
             headers.append((RESUMABLE, "1"))
             if stream.has_events and stream.head is not None:
                 values = values | {CONTINUE: stream.head | {"token_ids": stream.token_ids}}
@@ -325,6 +361,10 @@ class Forwarder(Drainable):
             return headers
         own = self._traces.headers(record)
         return [(name, value) for name, value in headers if name not in own] + list(own.items())
+
+
+async def _no_client(_: Message) -> None:
+    """A prefill is no answer to anyone."""
 
 
 async def _read(scope: Message, receive: Receive) -> _Call | None:

@@ -235,8 +235,12 @@ def local_replicas(args: argparse.Namespace, count: int, drain_seconds: float) -
     key = secrets.token_urlsafe(32)
     places = _places(args, count)
 
+    keeps = args.host_cache is not None or args.disk_cache is not None
+    peers = ["127.0.0.1"] if keeps else []  # the key of these servers is known to this process alone
+
     async def start(index: int) -> Running:
-        return await ServerProcess.start(replica_options(args, "127.0.0.1", key, **places[index]))
+        options = replica_options(args, "127.0.0.1", key, prefix_peers=peers, **places[index])
+        return await ServerProcess.start(options)
 
     return supervised(start, count, key, drain_seconds)
 

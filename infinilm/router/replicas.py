@@ -24,6 +24,7 @@ logger = logging.getLogger("infinilm.router")
 # beginning that all prompts share would draw all of them to one replica.
 BLOCKS_OF_A_REQUEST = 8
 _FAILURES_OF_THE_LOST = 3  # looks one after the other, until what runs there is given up
+_WORTH_BLOCKS = 16  # of a prefix, to have it computed or fetched elsewhere: a segment has so many
 _MOST_BLOCKS = 1 << 18  # that the router remembers of a replica, some 100 bytes each
 
 
@@ -42,6 +43,10 @@ class Replica:
         has begun, and gets nothing new.
     why : str
         What is the matter, if it is not up.
+    role : str
+        "both", "prefill" or "decode": see `ServerSettings`.
+    gives_prefixes, fetches_prefixes : bool
+        Whether others can have prefixes from there, and whether it takes those of others.
     num_running : int
         Requests that the router has sent there and that have not ended.
     num_sent : int
@@ -73,14 +78,25 @@ class Replica:
         self.idle.set()
         self.parts: Mapping[str, str] = {}
         self._instance: str | None = None
+        self._store: str | None = None  # what it has on disk
+        self.role = "both"
+        self.gives_prefixes = self.fetches_prefixes = False
 
     def come(self, found: Mapping[str, Any]) -> None:
         """It is there and like the others; `found`: what it says of itself."""
         if found.get("instance") != self._instance:
-            self._instance = found.get("instance")
-            self.prefixes.close()
-            capacity = min(int(found["cache_tokens"]) // BLOCK_TOKENS, _MOST_BLOCKS)
-            self.prefixes = PrefixIndex(capacity, self.prefixes.table)
+            self._instance, before = found.get("instance"), self._store
+            self._store = found.get("store")
+            self.role = found.get("role", "both")
+            self.gives_prefixes = found.get("gives_prefixes") is True
+            self.fetches_prefixes = found.get("fetches_prefixes") is True
+            # Tiers keep what the cache has no room for, and a disk what the process before has computed.
+            capacity = min(
+                (int(found["cache_tokens"]) + int(found.get("kept_tokens", 0))) // BLOCK_TOKENS, _MOST_BLOCKS
+            )
+            if before is None or before != self._store:
+                self.prefixes.close()
+                self.prefixes = PrefixIndex(capacity, self.prefixes.table)
         if self.state != "up":
             logger.info("replica %s is up", self.url)
         self.state, self.why, self.parts = "up", "", found["parts"]
@@ -208,11 +224,35 @@ class Pool:
 
     def choose(self, chain: Sequence[int], tried: Collection[Replica]) -> tuple[Replica | None, int]:
         """The best replica for a request that some have failed to answer, and how many blocks of its chain that has."""
-        usable = [replica for replica in self.up if replica not in tried]
+        untried = [replica for replica in self.up if replica not in tried]
+        # What computes prompts for others answers itself where no other is left.
+        usable = [replica for replica in untried if replica.role != "prefill"] or untried
         if self._settings.routes_by_prefix or not usable:
             return choose(usable, chain, self._settings.imbalance)
         found = usable[next(self._turn) % len(usable)]
         return found, found.prefixes.match(chain)
+
+    def choose_prefill(self, chain: Sequence[int], answering: Replica, matched: int) -> Replica | None:
+        """The best replica to compute a prompt that another one answers; None: that computes it itself.
+
+        `matched`: blocks that the other one has.
+        """
+        if not answering.fetches_prefixes or len(chain) - matched < _WORTH_BLOCKS:
+            return None
+        usable = [one for one in self.up if one.role == "prefill" and one.gives_prefixes and one is not answering]
+        return choose(usable, chain, self._settings.imbalance)[0]
+
+    def prefixes_for(self, chain: Sequence[int], answering: Replica, matched: int) -> Replica | None:
+        """The replica that has most of a chain, if that is worth fetching; `matched`: blocks that `answering` has."""
+        if not answering.fetches_prefixes:
+            return None
+        givers = {one.prefixes.bit: one for one in self.up if one.gives_prefixes and one is not answering}
+        for blocks, holders in self._table.matches(chain):  # the longest first
+            if blocks - matched < _WORTH_BLOCKS:
+                return None
+            if found := [one for bit, one in givers.items() if bit & holders]:
+                return min(found, key=lambda one: one.num_running)
+        return None
 
     # ---- looking after them ----
 

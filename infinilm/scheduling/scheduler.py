@@ -397,9 +397,14 @@ class Scheduler:
         """Whether the model keeps a state of each sequence, without which no sequence begins behind a prefix."""
         return self._states.num_states > 0
 
-    def num_known(self, tokens: Int32Array, adapter_id: int = -1) -> int:
-        """Tokens of a prompt behind which a sequence could begin now."""
+    def touch_known(self, tokens: Int32Array, adapter_id: int = -1) -> int:
+        """Tokens of a prompt behind which a sequence could begin now.
+
+        Their blocks count as used just now: the sequence waits, and others that begin before it would take them.
+        """
         chain = self.blocks.find_prefix(tokens, adapter_id)
+        for group in self.blocks.groups:
+            group.touch(reversed(chain))
         return self._states.find(chain, self.blocks.starts(chain))[0] * self.blocks.block_size
 
     def find_segment(self, ids: SequenceOf[int]) -> FoundSegment | None:

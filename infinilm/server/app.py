@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -32,6 +33,7 @@ from infinilm.server.messages import read_message
 from infinilm.server.metrics import render
 from infinilm.server.openapi import description
 from infinilm.server.page import chat_page
+from infinilm.server.prefixes import PREFILL, PREFIXES_AT, give_segment, kept, prefill_params, prefix_fields
 from infinilm.server.rankings import (
     PairCall,
     classified,
@@ -48,6 +50,7 @@ from infinilm.server.service import Service, bad_request
 from infinilm.server.silence import ping, without_silence
 from infinilm.server.structured import relaxed_header
 from infinilm.server.tokens import detokenize, tokenize
+from infinilm.tiers import PREFIXES
 
 __all__ = ["handler_of", "make_app"]
 
@@ -74,6 +77,8 @@ def make_app(host: ModelHost) -> App:
         _check_route(scope["method"], path, first.settings.page)
         if path not in _OF_MODELS:
             of_server = _OF_SERVER.get(path, _page if path == "/" else _model)
+            if path.startswith(PREFIXES):
+                of_server = give_segment
             answer = await of_server(host, request)
             await answer(scope, receive, send)
             return
@@ -82,7 +87,8 @@ def make_app(host: ModelHost) -> App:
         await request.body()  # behind which `receive` tells that the client leaves, also while it waits for its model
         name = None if host.is_alone else await _asked_model(host, request)
         async with host.lease(name, receive) as service:
-            answer = await _OF_MODELS[path](service, request)
+            answer_of = _prefill if PREFILL in request.headers and path in _PROMPTS_OF else _OF_MODELS[path]
+            answer = await answer_of(service, request)
             if unknown.ignored:
                 answer.headers[IGNORED_FIELDS] = first.tell_ignored(path, unknown.ignored)
             await answer(scope, receive, send)
@@ -110,15 +116,16 @@ async def _asked_model(host: ModelHost, request: Request) -> str | None:
 
 def handler_of(path: str) -> str:
     """The name of the route that a path has, for metrics; `NO_HANDLER` if it has none."""
-    if path.startswith(_MODEL_PATH):
-        return f"{_MODEL_PATH}{{model}}"
+    for begin, name in ((_MODEL_PATH, "model"), (PREFIXES, "key")):
+        if path.startswith(begin):
+            return f"{begin}{{{name}}}"
     return path if path in _PATHS or path == "/" else NO_HANDLER
 
 
 def _check_route(method: str, path: str, has_page: bool) -> None:
     """ApiError: nothing answers such a request."""
     taken = _PATHS.get(path)
-    if path.startswith(_MODEL_PATH) or (path == "/" and has_page):
+    if path.startswith((_MODEL_PATH, PREFIXES)) or (path == "/" and has_page):
         taken = "GET"
     if taken is None:
         raise ApiError(f"there is no {path} here{_hint(path)}", 404)
@@ -273,6 +280,13 @@ async def _blocks(
     )
 
 
+async def _prefill(service: Service, request: Request) -> Response:
+    """Compute the prompts of a request and keep them, for another server that is to answer it."""
+    prompts, params = await _read(service, request, _PROMPTS_OF[request.scope["path"]])
+    await _whole(service, request, prompts, prefill_params(params), lambda _: {})
+    return await kept(service, prompts)
+
+
 async def _whole(
     service: Service,
     request: Request,
@@ -281,7 +295,8 @@ async def _whole(
     answer: Callable[[AsyncRequests], dict[str, Any]],
 ) -> Response:
     """Run to the end, and answer at once."""
-    async with service.running(prompts, params, ends_only=True) as running:
+    at = request.headers.get(PREFIXES_AT)
+    async with service.running(prompts, params, ends_only=True, prefixes_at=at) as running:
 
         async def work() -> Response:
             for output in await running.wait():
@@ -329,8 +344,10 @@ class _Stream(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the requests and send what they give."""
-        given = self._part.token_ids
-        async with self._service.running(self._prompts, self._params, ends_only=False, given=given) as running:
+        given, at = self._part.token_ids, Headers(scope=scope).get(PREFIXES_AT)
+        async with self._service.running(
+            self._prompts, self._params, ends_only=False, given=given, prefixes_at=at
+        ) as running:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 end = await self._service.attended(receive, self._send_all(running, send))
@@ -545,7 +562,7 @@ async def _replica(host: ModelHost, _: Request) -> Response:
     except Exception:
         service.identity = None  # the next request tries again
         raise
-    return JSONResponse({"instance": service.instance, **found})
+    return JSONResponse({"instance": service.instance, **found, **await asyncio.to_thread(prefix_fields, service)})
 
 
 async def _openapi(host: ModelHost, _: Request) -> Response:
@@ -573,6 +590,10 @@ async def _page(_: ModelHost, request: Request) -> Response:
     return Response(page.html, media_type="text/html; charset=utf-8", headers=page.headers)
 
 
+def _of_chat(call: ChatCall) -> tuple[list[list[int]], SamplingParams]:
+    return [call.prompt_token_ids], call.params
+
+
 _MODEL_PATH = "/v1/models/"  # and a name
 _OF_MODELS: Mapping[str, Handler] = {
     "/v1/chat/completions": _chat,
@@ -591,6 +612,12 @@ _OF_MODELS: Mapping[str, Handler] = {
     "/tokenize": _tokenize,
     "/detokenize": _detokenize,
     "/tokenizer_info": _tokenizer_info,
+}
+_PROMPTS_OF: Mapping[str, Reader[tuple[list[list[int]], SamplingParams]]] = {  # of those that a router divides
+    "/v1/chat/completions": lambda *of: _of_chat(read_chat(*of)),
+    "/v1/completions": lambda *of: ((call := read_completion(*of)).prompts, call.params),
+    "/v1/responses": lambda *of: _of_chat(read_response(*of)[0]),
+    "/v1/messages": lambda *of: _of_chat(read_message(*of)[0]),
 }
 _OF_SERVER: Mapping[str, HostHandler] = {
     "/v1/models": _models,

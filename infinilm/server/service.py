@@ -207,6 +207,8 @@ class Service(Drainable):
         self.compilers.submit(_make_ready, llm)
         if self.settings.receipts:
             self.compilers.submit(llm.prepare_receipts)  # what fails is told to the first who asks for one
+        if llm.prefix_store is not None or llm.fetches_prefixes:
+            self.compilers.submit(llm.prepare_prefixes)  # which no prompt waits for
         self.metrics.serve(llm)
 
     def leave(self) -> LLM | None:
@@ -420,11 +422,17 @@ class Service(Drainable):
 
     @contextlib.asynccontextmanager
     async def running(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, ends_only: bool, given: Sequence[int] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        ends_only: bool,
+        given: Sequence[int] = (),
+        prefixes_at: str | None = None,
     ) -> AsyncIterator[AsyncRequests]:
         """Run prompts as one call; what is unfinished at the end of the block is cancelled.
 
-        `given`: the tokens with which the answer begins, of a call with one answer.
+        `given`: the tokens with which the answer begins, of a call with one answer. `prefixes_at`: see `LLM.asubmit`.
         """
         llm = self.llm
         with self.admitted(sum(map(len, prompts)), len(prompts) * params.n) as call:
@@ -437,7 +445,7 @@ class Service(Drainable):
                 if given:
                     asked = [{"prompt_token_ids": prompts[0], "output_token_ids": given}]
                 await self._others_are_read()
-                started = llm.asubmit(asked, params, ends_only=ends_only)
+                started = llm.asubmit(asked, params, ends_only=ends_only, prefixes_at=prefixes_at)
             async with started as running:
                 call.running = running
                 self.metrics.follow(running)

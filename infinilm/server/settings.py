@@ -37,6 +37,9 @@ class ServerSettings:
         Clients may load adapters from the folders in it; None: they may not.
     receipts : bool
         Clients may ask for receipts of answers, for which the files of the weights are read once more.
+    role : str
+        "both"; "prefill": a router sends prompts to be computed and kept here, and asks others for the answers;
+        "decode": it sends no prompts to be computed alone.
     receipt_key : Ed25519PrivateKey or None
         Signs them.
     unknown_fields : str or None
@@ -66,6 +69,7 @@ class ServerSettings:
     lora_folder: str | None = None
     receipts: bool = False
     receipt_key: Any = None
+    role: str = "both"
     unknown_fields: str | None = None
     sse_ping_interval: float = 15.0
     log_requests: bool = False

@@ -1,10 +1,10 @@
 """`PrefixExchange`: what the engine thread brings to the tiers below the cache, and back from there.
 
 A request with a prompt of at least a segment that the cache does not hold waits while threads of the exchange look for
-its segments and read them. The engine thread puts each into free blocks as it comes, between two steps, and gives the
-request to the scheduler behind the last one. The scheduler then finds the prefix as it finds any other. When a request
-has ended, the segments of its prompt and answer that a tier lacks are copied out of their blocks and written by the
-same threads.
+its segments and read them, or fetch them from another server. The engine thread puts each into free blocks as it comes,
+between two steps, and gives the request to the scheduler behind the last one. The scheduler then finds the prefix as it
+finds any other. When a request has ended, the segments of its prompt and answer that a tier lacks are copied out of
+their blocks and written by the same threads.
 
 A prompt waits only where reading is faster than computing, as measured so far. Nothing that goes wrong in a tier is an
 error of a request: it computes what it does not find.
@@ -24,14 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infinilm import _core
 from infinilm.errors import InfinilmError
 from infinilm.logs import logger
 from infinilm.lora.adapters import Adapter
 from infinilm.requests.request import EngineRequest
 from infinilm.scheduling.scheduler import FoundSegment, Scheduler
 from infinilm.scheduling.sequence import Int32Array, Sequence
-from infinilm.tiers import PrefixStore, Segment
+from infinilm.serving.cache_copies import CacheCopies
+from infinilm.tiers import Peer, PeerRules, PrefixStore, Segment
 from infinilm.tiers.segment import segment_keys, state_key
 
 __all__ = ["PrefixExchange"]
@@ -54,6 +54,24 @@ class _Arrival(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class _Pace:
+    """Seconds that a token takes, on average so far."""
+
+    seconds: float = 0.0  # 0: not measured
+
+    def observe(self, seconds: float) -> None:
+        """Take in a measurement."""
+        self.seconds += (seconds - self.seconds) * (_NEW_SHARE if self.seconds else 1.0)
+
+    def is_too_slow(self, other: _Pace) -> bool:
+        """Whether it takes longer than another way; it is then tried again in time, since it may not any more."""
+        if not self.seconds > other.seconds > 0:
+            return False
+        self.seconds *= _FORGOTTEN
+        return True
+
+
+@dataclass(slots=True, eq=False)
 class _Search:
     """The prefix of a request that is looked for in the tiers."""
 
@@ -62,6 +80,8 @@ class _Search:
     tokens: Int32Array  # of the prompt, as the cache knows them
     names: Int32Array  # the same as every process would call them
     num_known: int  # tokens of it that the cache held
+    reads: bool  # whether the tiers may have it sooner than it is computed
+    peer: Peer | None  # another server that may
     arrived: queue.Queue[_Arrival | None] = field(default_factory=lambda: queue.Queue(_MAX_ARRIVED))
     stopped: threading.Event = field(default_factory=threading.Event)  # the rest is not wanted
 
@@ -89,7 +109,7 @@ class PrefixExchange:
 
     Parameters
     ----------
-    engine : _core.InferEngine
+    copies : CacheCopies
     store : PrefixStore
     identity : callable
         Gives what keys and values of an adapter (None: of none) are a function of beside the tokens. It may take
@@ -99,6 +119,10 @@ class PrefixExchange:
         Returns whether hooks may change what is computed; then nothing is kept or brought back.
     wake : callable
         Ends the sleep of the engine thread; called from any thread.
+    peers : PeerRules, optional
+        From which servers prefixes may be fetched; default: from none.
+    max_bytes : int
+        A longer segment is not fetched.
 
     Attributes
     ----------
@@ -108,13 +132,16 @@ class PrefixExchange:
 
     def __init__(
         self,
-        engine: _core.InferEngine,
+        copies: CacheCopies,
         store: PrefixStore,
         identity: Callable[[Adapter | None], str],
         has_hooks: Callable[[], bool],
         wake: Callable[[], object],
+        peers: PeerRules | None = None,
+        max_bytes: int = 0,
     ) -> None:
-        self._engine, self._store, self._wake = engine, store, wake
+        self._peers, self._max_bytes = peers, max_bytes
+        self._copies, self._store, self._wake = copies, store, wake
         self._make_identity, self._has_hooks = identity, has_hooks
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="infinilm-prefix-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-prefix-writer")
@@ -123,7 +150,8 @@ class PrefixExchange:
         self._ended: deque[_Ended] = deque()
         self._identities: dict[int, str] = {}  # by the id of the adapter; -1: none
         self._is_broken = False
-        self._read_seconds = self._compute_seconds = 0.0  # of a token, on average; 0: not measured
+        self._was_prompt = False  # the last step computed tokens of prompts
+        self._reading, self._fetching, self._computing = _Pace(), _Pace(), _Pace()
         self.num_queried_tokens = self.num_hit_tokens = 0
 
     # ---- before a request begins ----
@@ -134,14 +162,19 @@ class PrefixExchange:
         if not self._is_kept(sequence):
             return False
         tokens, names = _prompt_of(sequence)
-        num_known = scheduler.num_known(tokens, sequence.adapter_id)
+        num_known = scheduler.touch_known(tokens, sequence.adapter_id)
         missing = (len(tokens) - 1) // scheduler.segment_tokens - num_known // scheduler.segment_tokens
         if missing <= 0:
             return False
-        if self._read_seconds > self._compute_seconds > 0:
-            self._read_seconds *= _FORGOTTEN  # so that a disk that was slow once is tried again
+        reads = bool(self._store.tiers) and not self._reading.is_too_slow(self._computing)
+        peer = None
+        if self._peers is not None and request.prefixes_at is not None:
+            peer = self._peers.peer(request.prefixes_at, self._max_bytes)
+            if peer is not None and self._fetching.is_too_slow(self._computing):
+                peer = None
+        if not reads and peer is None:
             return False
-        search = _Search(request, sequence.adapter, tokens, names, num_known)
+        search = _Search(request, sequence.adapter, tokens, names, num_known, reads, peer)
         try:
             self._readers.submit(self._search, search, scheduler.segment_tokens, scheduler.has_states)
         except RuntimeError:  # the interpreter ends
@@ -187,18 +220,10 @@ class PrefixExchange:
     def _adopt(self, scheduler: Scheduler, search: _Search, arrival: _Arrival) -> bool:
         end, segment, behind = arrival
         adapter_id = -1 if search.adapter is None else search.adapter.id
-
-        def write_blocks(group: int, blocks: Int32Array) -> None:
-            if len(blocks):
-                data = [_core.from_dlpack(rows) for rows in segment.rows[group]]
-                self._engine.write_blocks(group, blocks.tolist(), data)
-
-        def write_state(state: int) -> None:
-            assert behind is not None
-            self._engine.write_state(state, end, [_core.from_dlpack(part) for part in behind.state])
-
-        with_state = None if behind is None else write_state
-        return scheduler.adopt(search.tokens, end, segment.blocks, write_blocks, with_state, adapter_id)
+        segment.check_blocks(scheduler.segment_tokens // scheduler.blocks.block_size, len(scheduler.blocks.groups))
+        write_blocks = self._copies.fills_blocks(segment)
+        write_state = None if behind is None else self._copies.fills_state(behind, end)
+        return scheduler.adopt(search.tokens, end, segment.blocks, write_blocks, write_state, adapter_id)
 
     # ---- after it has ended ----
 
@@ -210,10 +235,19 @@ class PrefixExchange:
             self._ended.append(_Ended(tokens, names, adapter))
 
     def save(self, scheduler: Scheduler, patience: float = 0.0) -> None:
-        """Copy a segment or none of what is left to save; called between steps, until `has_unsaved` is false.
+        """Copy some segments of what is left to save; called between steps, until `has_unsaved` is false.
+
+        The next step may overwrite blocks of as many tokens as it computes of prompts. So many are copied before it,
+        which takes a small part of the time of computing them, and otherwise a segment.
 
         `patience`: seconds that it may wait for those that are not written yet.
         """
+        is_prompt_next = scheduler.waiting or self._was_prompt
+        most = scheduler.max_num_batched_tokens // scheduler.segment_tokens if is_prompt_next else 0
+        for _ in range(1 + most):
+            self._save_one(scheduler, patience)
+
+    def _save_one(self, scheduler: Scheduler, patience: float) -> None:
         while self._ended:
             found = self._next_unsaved(scheduler, self._ended[0])
             if found is None:
@@ -223,20 +257,12 @@ class PrefixExchange:
                 return
             else:
                 key, place, is_state = found
-                segment = self._copied_state(place) if is_state else self._copied(place)
+                segment = self._copies.state(place) if is_state else self._copies.blocks(place)
                 try:
                     self._writer.submit(self._write, key, segment)
                 except RuntimeError:  # the interpreter ends, and its threads take nothing more
                     self._write(key, segment)
                 return
-
-    def _copied(self, place: FoundSegment) -> Segment:
-        groups = [self._engine.read_blocks(group, blocks) for group, blocks in enumerate(place.blocks)]
-        return Segment(place.present, tuple(tuple(part.numpy() for part in ranks) for ranks in groups))
-
-    def _copied_state(self, place: FoundSegment) -> Segment:
-        assert place.state is not None
-        return Segment((), (), tuple(part.numpy() for part in self._engine.read_state(place.state)))
 
     def _begin_saving(self, scheduler: Scheduler, ended: _Ended) -> None:
         """Find the keys of a sequence."""
@@ -272,6 +298,16 @@ class PrefixExchange:
         return None
 
     @property
+    def store(self) -> PrefixStore:
+        """The tiers."""
+        return self._store
+
+    @property
+    def fetches(self) -> bool:
+        """Whether prefixes may be fetched of other servers."""
+        return self._peers is not None
+
+    @property
     def has_unsaved(self) -> bool:
         """Whether `save` has something to do."""
         return bool(self._ended)
@@ -288,8 +324,9 @@ class PrefixExchange:
 
     def observe(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
         """Learn from a step how long a token of a prompt takes."""
-        if num_prompt_tokens > num_tokens:
-            self._compute_seconds = _averaged(self._compute_seconds, seconds / num_prompt_tokens)
+        self._was_prompt = num_prompt_tokens > num_tokens
+        if self._was_prompt:
+            self._computing.observe(seconds / num_prompt_tokens)
 
     def prepare(self, adapter: Adapter | None) -> bool:
         """Find the identity of an adapter, which may take seconds; whether anything is kept. In any thread."""
@@ -350,21 +387,36 @@ class PrefixExchange:
                 identity = self._writer.submit(self._identity, search.adapter).result(_IDENTITY_SECONDS)
             names = search.names[: (len(search.names) - 1) // segment_tokens * segment_tokens]
             keys = [] if identity is None else segment_keys(identity, names, segment_tokens)
-            while has_states and keys and not self._store.has(state_key(keys[-1])):
+            while has_states and keys and not self._is_kept_somewhere(search, state_key(keys[-1])):
                 keys.pop()
             for number in range(search.num_known // segment_tokens, len(keys)):
-                begun = time.perf_counter()
-                if search.stopped.is_set() or (segment := self._store.read(keys[number])) is None:
+                if search.stopped.is_set() or (segment := self._found(search, keys[number], segment_tokens)) is None:
                     break
-                state = self._store.read(state_key(keys[-1])) if has_states and number == len(keys) - 1 else None
-                self._read_seconds = _averaged(self._read_seconds, (time.perf_counter() - begun) / segment_tokens)
+                is_last = has_states and number == len(keys) - 1
+                state = self._found(search, state_key(keys[number])) if is_last else None
                 self._arrive(search, _Arrival((number + 1) * segment_tokens, segment, state))
         except (TimeoutError, RuntimeError):  # weights are read for the first time; or the interpreter ends
             pass
         except Exception:  # a bug of a tier must not keep the request waiting
             logger.exception("a kept prefix could not be read")
         finally:
+            if search.peer is not None:
+                search.peer.close()
             self._arrive(search, None)
+
+    def _is_kept_somewhere(self, search: _Search, key: str) -> bool:
+        return (search.reads and self._store.has(key)) or (search.peer is not None and search.peer.has(key))
+
+    def _found(self, search: _Search, key: str, num_tokens: int = 0) -> Segment | None:
+        """The segment of a key, of a tier or of the peer; `num_tokens`: its tokens, to measure how long one takes."""
+        begun = time.perf_counter()
+        segment, pace = self._store.read(key) if search.reads else None, self._reading
+        if segment is None and search.peer is not None:
+            begun = time.perf_counter()
+            segment, pace = search.peer.read(key), self._fetching
+        if segment is not None and num_tokens:
+            pace.observe((time.perf_counter() - begun) / num_tokens)
+        return segment
 
     def _arrive(self, search: _Search, item: _Arrival | None) -> None:
         search.arrived.put(item)
@@ -377,10 +429,6 @@ def _prompt_of(sequence: Sequence) -> tuple[Int32Array, Int32Array]:
         return given.contents, given.names
     tokens = np.ascontiguousarray(sequence.prompt_token_ids)
     return tokens, tokens
-
-
-def _averaged(before: float, measured: float) -> float:
-    return measured if before == 0 else before + _NEW_SHARE * (measured - before)
 
 
 def _drain(items: queue.Queue[_Arrival | None]) -> None:

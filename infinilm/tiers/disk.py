@@ -62,7 +62,7 @@ class DiskTier:
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
         self.folder = Path(folder).expanduser()
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._written = 0  # bytes since the folder was last counted
         self._told: set[str] = set()  # kinds of failures that the log has told
@@ -79,6 +79,11 @@ class DiskTier:
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}{_SUFFIX}"
 
+    @property
+    def name(self) -> str:
+        """A name of the folder's own, which all processes find there."""
+        return self.noted("the name of this folder", lambda: secrets.token_hex(16))
+
     def has(self, key: str) -> bool:
         """Whether there is a file of the segment."""
         return self._path(key).exists()
@@ -89,7 +94,7 @@ class DiskTier:
         try:
             with open(path, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or size > self._max_bytes:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or size > self.max_bytes:
                     raise CacheFileError(f"it has {size} bytes")
                 data: Any = np.empty(size, np.uint8)
                 view, place = memoryview(data), 0
@@ -113,7 +118,7 @@ class DiskTier:
     def write(self, key: str, segment: Segment) -> None:
         """Keep a segment. One that cannot be written, as on a full disk, is left out and told once."""
         path = self._path(key)
-        if segment.num_bytes > self._max_bytes or path.exists():
+        if segment.num_bytes > self.max_bytes or path.exists():
             return
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
@@ -124,7 +129,7 @@ class DiskTier:
             return
         with self._lock:
             self._written += segment.num_bytes
-            is_due = self._written * _LOOKS_PER_SIZE > self._max_bytes
+            is_due = self._written * _LOOKS_PER_SIZE > self.max_bytes
         if is_due:
             self.prune()
 
@@ -168,7 +173,7 @@ class DiskTier:
         """
         with self._lock:
             self._written = 0
-            limit = self._max_bytes if max_bytes is None else max_bytes
+            limit = self.max_bytes if max_bytes is None else max_bytes
             removed = 0
             for part in self._find(_UNFINISHED):
                 if part.last_used < time.time() - _UNFINISHED_SECONDS:

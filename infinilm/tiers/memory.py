@@ -21,7 +21,7 @@ class MemoryTier:
     setting = "host_cache"
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._num_bytes = 0
         self._segments: OrderedDict[str, Segment] = OrderedDict()  # by key, the least recently used first
         self._lock = threading.Lock()
@@ -41,11 +41,11 @@ class MemoryTier:
     def write(self, key: str, segment: Segment) -> None:
         """Keep a segment, and let go of those that were not used for the longest time."""
         with self._lock:
-            if key in self._segments or segment.num_bytes > self._max_bytes:
+            if key in self._segments or segment.num_bytes > self.max_bytes:
                 return
             self._segments[key] = segment
             self._num_bytes += segment.num_bytes
-            while self._num_bytes > self._max_bytes:
+            while self._num_bytes > self.max_bytes:
                 _, lost = self._segments.popitem(last=False)
                 self._num_bytes -= lost.num_bytes
 

@@ -89,6 +89,12 @@ class Segment:
             yield from group
         yield from self.state
 
+    def check_blocks(self, num_blocks: int, num_groups: int) -> None:
+        """CacheFileError: it is no segment of so many blocks, of which the first group has all."""
+        rising = all(list(group) == sorted(set(group) & set(range(num_blocks))) for group in self.blocks)
+        if len(self.blocks) != num_groups or len(self.blocks[0]) != num_blocks or not rising:
+            raise CacheFileError(f"expected {num_blocks} blocks of {num_groups} groups of layers, got others")
+
     def pieces(self, key: str) -> Iterator[bytes | memoryview]:
         """The file of this segment, in pieces."""
         header = json.dumps(

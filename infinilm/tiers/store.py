@@ -18,6 +18,7 @@ class Tier(Protocol):
     """Keeps segments by key. Its methods may be called from any thread."""
 
     setting: str  # that makes it
+    max_bytes: int
 
     def has(self, key: str) -> bool:
         """Whether the segment seems to be here."""
@@ -51,6 +52,16 @@ class PrefixStore:
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self.tiers = tuple(tiers)
+
+    @property
+    def max_bytes(self) -> int:
+        """What the largest tier has room for, which has all that others have."""
+        return max((tier.max_bytes for tier in self.tiers), default=0)
+
+    @property
+    def name(self) -> str | None:
+        """What a tier is called that outlives the process, the same for all that share it; None: there is none."""
+        return next((tier.name for tier in self.tiers if isinstance(tier, DiskTier)), None)
 
     def has(self, key: str) -> bool:
         """Whether a tier has the segment."""

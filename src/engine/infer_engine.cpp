@@ -436,8 +436,9 @@ std::vector<Tensor> InferEngine::read_state(int32_t state) {
 void InferEngine::write_state(int32_t state, int32_t num_tokens, const std::vector<Tensor>& bytes) {
     check_parts(bytes.size());
     on_ranks([&](Rank& rank) {
-        write_entries(*rank.backend, rank.cache.states(), {&state, 1}, bytes[static_cast<size_t>(rank.index)]);
-        rank.cache.set_state_len(state, num_tokens);
+        const std::vector<TensorView> states = rank.cache.states();
+        write_entries(*rank.backend, states, {&state, 1}, bytes[static_cast<size_t>(rank.index)]);
+        if (!states.empty()) rank.cache.set_state_len(state, num_tokens);
     });
 }
 

@@ -12,7 +12,8 @@ int64_t row_bytes(const TensorView& tensor) { return tensor.bytes() / tensor.sha
 template <class Visit>
 void for_each_row(std::span<const TensorView> tensors, std::span<const int32_t> entries, const TensorView& bytes,
                   Visit visit) {
-    const int64_t num_entries = tensors.empty() ? 0 : tensors[0].shape(0);
+    if (tensors.empty()) return;  // a stage of a pipeline without layers of this kind: its entries have no bytes
+    const int64_t num_entries = tensors[0].shape(0);
     for (const int32_t entry : entries)
         if (entry < 0 || entry >= num_entries)
             throw RequestError(concat("the cache has entries 0 to ", num_entries - 1, " of this kind, got ", entry));

@@ -31,7 +31,9 @@ from infinilm.cli.main import main
 from infinilm.pipeline.agent import _Agent
 from infinilm.pipeline.front import StagedEngine, StagedStep
 from infinilm.pipeline.wire import Connection, accept, connect, parse_address
+from infinilm.scheduling import scheduler
 from infinilm.scheduling.steps import InFlight
+from infinilm.serving import prefix_exchange
 from infinilm.serving.engine_thread import EngineThread
 
 PROMPTS = [list(range(3, 45)), [*range(3, 40), 9], list(range(60, 130)), [5]]
@@ -114,6 +116,59 @@ def test_a_stage_takes_a_listener_over(folder: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And prompts wait for the identity of a model, however busy the machine is."""
+    monkeypatch.setattr(scheduler, "SEGMENT_BLOCKS", 2)
+    monkeypatch.setattr(prefix_exchange, "_IDENTITY_SECONDS", PATIENCE)
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_tiers_forks_and_files_of_stages(folder: Path, tmp_path: Path) -> None:
+    """Blocks of all stages are copied, kept and brought back: what one process keeps two find, and the other way."""
+    long = [(7 * i * i + 3 * i + 5) % 90 + 3 for i in range(70)]
+    beams: dict[str, Any] = {"beam_width": 3, "n": 3, "max_tokens": 9, "temperature": 0}
+    cache: dict[str, Any] = {"disk_cache": tmp_path / "disk", **SETTINGS, "max_num_seqs": 4}
+
+    def of(llm: LLM) -> list[Any]:
+        first = llm.generate([long], use_tqdm=False, **SAMPLING)[0]
+        found = [(first.outputs[0].token_ids, repr(first.outputs[0].logprobs))]
+        (search,) = llm.generate([long[:21]], use_tqdm=False, **beams)
+        return [*found, *((beam.token_ids, beam.beam_score) for beam in search.outputs)]
+
+    with LLM(folder, **cache) as one:
+        expected = of(one)
+        assert one.keep_prefix(long) == 64
+        assert one.save_prefix(long[5:], tmp_path / "one") == 64
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "disk").rglob("*.prefix")}
+    with stage_processes(folder, 1) as (addresses, _), LLM(folder, stages=addresses, **cache) as llm:
+        assert of(llm) == expected
+        assert llm.metrics().num_external_hit_tokens == 64
+        assert llm.load_prefix(tmp_path / "one") == llm.save_prefix(long[5:], tmp_path / "two") == 64
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert kept.items() <= {path.name: path.read_bytes() for path in (tmp_path / "disk").rglob("*.prefix")}.items()
+    with LLM(folder, **cache | {"disk_cache": None}) as one:
+        one.load_prefix(tmp_path / "two")
+        assert of(one) == expected
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_stages_with_other_weights_keep_nothing(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Names, shapes and configuration are compared at the start; the weights themselves before anything is kept."""
+    other = tiny.make_checkpoint(tmp_path / "other", num_hidden_layers=4)
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    disk = tmp_path / "disk"
+    with stage_processes(other, 1) as (addresses, _), LLM(folder, stages=addresses, disk_cache=disk, **SETTINGS) as llm:
+        assert llm.keep_prefix(PROMPTS[2]) == 0
+        with pytest.raises(ConfigError, match=r"the digest of its weights is .*give all stages the same checkpoint"):
+            llm.save_prefix(PROMPTS[2], tmp_path / "file")
+        assert len(answers(llm)) == len(PROMPTS)
+    assert not list(disk.rglob("*.prefix"))
+    assert "no prefix is kept outside of the cache: stage 1 at" in caplog.text
 
 
 def num_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -376,7 +431,7 @@ def test_a_word_about_a_step_that_ends_meanwhile(what: str) -> None:
 @pytest.mark.parametrize("fields", [{"aborted": False}, {"step": 0}])
 def test_what_is_no_result_ends_the_wait_for_one(fields: dict[str, Any]) -> None:
     (a, b), (c, d) = ((Connection(sock, "stage 1") for sock in _tcp_pair()) for _ in range(2))
-    engine = StagedEngine(Mock(), [a], c)
+    engine = StagedEngine(Mock(), [a], c, [1])
     step = engine._steps[0] = StagedStep(engine, 0, Mock())
     monitor = threading.Thread(target=engine._monitor, args=(a,), daemon=True)
     monitor.start()
@@ -385,6 +440,23 @@ def test_what_is_no_result_ends_the_wait_for_one(fields: dict[str, Any]) -> None
     assert not monitor.is_alive() and step.wait(0)
     with pytest.raises(EngineDeadError, match=r"stage 1 has failed: it sent what cannot be understood \(KeyError"):
         step.result()
+    for connection in (a, b, c, d):
+        connection.close()
+
+
+def test_a_stage_that_goes_instead_of_an_answer() -> None:
+    (a, b), (c, d) = ((Connection(sock, "stage 1") for sock in _tcp_pair()) for _ in range(2))
+    core = Mock()
+    core.read_state.side_effect = lambda _: b.close()  # it has the question by then
+    engine = StagedEngine(core, [a], c, [1])
+    monitor = threading.Thread(target=engine._monitor, args=(a,), daemon=True)
+    monitor.start()
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="stage 1 has ended"):
+            engine.read_state(3)
+    monitor.join(PATIENCE)
+    with pytest.raises(RequestError, match="expected the bytes of more than 1 ranks, got those of 1"):
+        engine.write_state(3, 1, [Mock()])
     for connection in (a, b, c, d):
         connection.close()
 

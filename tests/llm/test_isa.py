@@ -11,7 +11,9 @@ from pathlib import Path
 import emulated_isas
 import pytest
 
-from infinilm import DeviceError, _core
+from infinilm import LLM, DeviceError, _core
+from infinilm.devices.system import kernel_class
+from llm import tiny
 from llm.support import PATIENCE
 
 pytestmark = pytest.mark.one_rank
@@ -55,6 +57,41 @@ def test_bfloat16_is_multiplied_by_the_builds_that_have_it(monkeypatch: pytest.M
     for isa in emulated_isas.offered():
         monkeypatch.setenv("INFINILM_CPU_ISA", isa)
         assert _core.cpu_multiplies_bf16() == (isa in ("emulated512", "emulated_amx", "avx512_bf16", "amx"))
+
+
+# The builds of a group fuse products and additions alike, and so they give the same bits.
+GROUPS = (("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"), ("generic", "emulated512", "emulated_amx"))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_bits_do_not_depend_on_the_width_of_vectors(
+    quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits behind prompts of several chunks, and receipts: what one build has computed another one verifies.
+
+    Instructions for products of bfloat16 are the exception, where that is the dtype.
+    """
+    folder = tiny.make_checkpoint(tmp_path / "tiny")
+    offered = emulated_isas.offered()
+    for group in GROUPS:
+        expected, receipts, kinds = None, [], set()
+        for isa in (isa for isa in group if isa in offered):
+            monkeypatch.setenv("INFINILM_CPU_ISA", isa)
+            with LLM(folder, quantization=quantization, dtype="float32", max_model_len=700, use_tqdm=False) as llm:
+                logits = [llm.forward([(7 * i * i + 3 * i) % 90 + 3 for i in range(n)]) for n in (1, 37, 600)]
+                if group is GROUPS[0]:
+                    output = llm.generate("the", seed=1, max_tokens=9, return_receipt=True, use_tqdm=False)[0]
+                    receipts.append(output.outputs[0].receipt)
+                    assert all(verdict.status == "equal" for verdict in llm.verify(receipts, use_tqdm=False))
+                    kinds.add(kernel_class("cpu", "float32"))
+            bits = [one.tobytes() for one in logits]
+            expected = expected or bits
+            assert bits == expected, isa
+        assert len(kinds) <= 1
+    bf16 = {isa for isa in offered if isa in ("avx512_bf16", "amx")}
+    for isa in bf16:
+        monkeypatch.setenv("INFINILM_CPU_ISA", isa)
+        assert kernel_class("cpu", "bfloat16") == isa
 
 
 def _isas_with(libraries: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -32,7 +32,7 @@ def answer(llm: LLM, prompt: list[int], **options: Any) -> tuple[Any, int]:
     return (result.outputs[0].token_ids, repr(result.outputs[0].logprobs)), result.metrics.cached_tokens
 
 
-@pytest.mark.parametrize("parallel", [{}, {"tensor_parallel_size": 2}], ids=str)
+@pytest.mark.parametrize("parallel", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_prefix_of_a_file(name: str, parallel: dict[str, int], tmp_path: Path) -> None:
     """In another LLM, beside a request that runs, whose answer stays what it is; loaded twice it is there once."""
@@ -140,10 +140,9 @@ def test_what_cannot_be(folder: Path, tmp_path: Path) -> None:
         hooks.register_hook("final_norm", lambda *_: None)
         with pytest.raises(RequestError, match="load_prefix: no receipt or file can say what hooks do"):
             llm.load_prefix(tmp_path / "a")
-    for options, what in (
-        ({"pipeline_parallel_size": 2}, "save_prefix: pipelines keep no prefixes outside of the cache"),
-        ({"enable_prefix_caching": False}, "save_prefix needs enable_prefix_caching=True"),
+    with (
+        open_llm(folder, enable_prefix_caching=False) as llm,
+        pytest.raises(RequestError, match="save_prefix needs enable_prefix_caching=True"),
     ):
-        with open_llm(folder, **options) as llm, pytest.raises(RequestError, match=what):
-            llm.save_prefix(PROMPT, tmp_path / "b")
+        llm.save_prefix(PROMPT, tmp_path / "b")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a"]

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_files.conversion import convert
 from goldens import golden
 from lora.adapters import make_adapter
 from safetensors.numpy import load_file, save_file
+from vision import make_model
 
 from infinilm import LLM, PagedKVCacheConfig, RequestError, WeightError
+from infinilm.cli.main import main
 from llm import tiny
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 90 + 3 for i in range(40)]
@@ -172,3 +175,27 @@ def test_what_does_not_fit_changes_nothing(folder: Path, tmp_path: Path) -> None
         assert answer(llm) == before
     with pytest.raises(Exception, match="closed"):
         llm.update_weights(old)
+
+
+def test_checkpoints_whose_numbers_are_not_kept(folder: Path, tmp_path: Path) -> None:
+    """Packed folders and GGUF files are refused by name, and the engine stays what it was."""
+    assert main(["pack", str(folder), str(tmp_path / "packed"), "--quiet"]) == 0
+    of_gguf = convert(golden("qwen3")).write(tmp_path / "model.gguf")
+    for model, name in ((tmp_path / "packed", "lm_head.weight"), (of_gguf, "output.weight")):
+        with LLM(model, max_model_len=64, use_tqdm=False) as llm:
+            before = llm.forward([1, 2, 3]).tobytes()
+            with pytest.raises(RequestError, match="update_weights: the weights of this checkpoint are packed"):
+                llm.update_weights({name: np.zeros((2, 2), np.float32)})
+            assert llm.forward([1, 2, 3]).tobytes() == before
+
+
+def test_towers_keep_their_weights(tmp_path: Path) -> None:
+    """A tensor of a tower is refused by its name; the text part takes others."""
+    with LLM(make_model(tmp_path, "qwen3-vl"), max_model_len=128, use_tqdm=False) as llm:
+        name = "layers.0.mlp.down_proj.weight"
+        zeros = np.zeros(llm.engine.state_dict()[0][f"model.{name}"].shape, np.float32)
+        with pytest.raises(WeightError, match=r"the model has no tensor 'model\.visual"):
+            llm.update_weights({"model.visual.blocks.0.attn.proj.weight": np.zeros((2, 2), np.float32)})
+        before = llm.forward([1, 2, 3]).tobytes()
+        llm.update_weights({f"model.language_model.{name}": zeros})
+        assert llm.forward([1, 2, 3]).tobytes() != before

@@ -8,6 +8,7 @@
 // FlashAttention, Dao et al. 2022). Keys a query does not see take no part at all, not even as 0 * v. So a query's
 // result does not depend on the queries beside it, on how the prompt was chunked, on block_size, batch or threads.
 #include "cpu/kernels/attention_items.h"
+#include "cpu/kernels/lane_sums.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
@@ -193,13 +194,18 @@ static void weigh_row(const Block& b, int64_t row) {
     if (keys.begin >= keys.end) return;
     float* s = b.scores(row);
     const vec largest = set1(b.results.largest[row - b.strip.begin]);
-    vec sum = zero();
-    for (int64_t k = keys.begin / width * width; k < keys.end; k += width) {
+    vec sum[sum_parts] = {};
+    const auto weigh = [&](int64_t k, vec& part) __attribute__((always_inline)) {
         const vec weight = exp2_nonpositive(load(s + k) - largest);
         store(s + k, weight);
-        sum = sum + weight;
-    }
-    b.results.weight[row - b.strip.begin] = reduce_add(sum);
+        part += weight;
+    };
+    int64_t k = keys.begin / width * width;
+    for (; k < keys.end && sum_part(k) != 0; k += width) weigh(k, sum[sum_part(k)]);
+    for (; k + (sum_parts - 1) * width < keys.end; k += sum_parts * width)  // whose parts stay in registers
+        for (int part = 0; part < sum_parts; ++part) weigh(k + part * width, sum[part]);
+    for (; k < keys.end; k += width) weigh(k, sum[sum_part(k)]);
+    b.results.weight[row - b.strip.begin] = add_lanes(sum);
 }
 
 // In turns, so that a row does not wait for the sums across lanes of the one before.

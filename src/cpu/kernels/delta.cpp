@@ -120,10 +120,12 @@ static void l2_norm(const float* x, float* out, int64_t n, float multiplier) {
 }
 
 static float dot_of(const float* x, const float* y, int64_t n) {
-    vec sum = zero();
-    for_vectors(n,
-                [&](int64_t i, int count) { sum = fma(load_partial(x + i, count), load_partial(y + i, count), sum); });
-    return reduce_add(sum);
+    vec sum[sum_parts] = {};
+    for_vectors(n, [&](int64_t i, int count) {
+        vec& part = sum[sum_part(i)];
+        part = fma(load_partial(x + i, count), load_partial(y + i, count), part);
+    });
+    return add_lanes(sum);
 }
 
 // Tokens of a head, over `VECTORS` vectors of columns of its state S [k_dim, v_dim], the last of `count` elements:

@@ -9,9 +9,9 @@ namespace infinilm::cpu::INFINILM_ISA {
 // LayerNorm (Ba et al. 2016); out may be x.
 template <class W>
 static void layer_norm_row(const float* x, const W* weight, const W* bias, float* out, int64_t n, float eps) {
-    vec sum = zero();
-    for_vectors(n, [&](int64_t i, int count) { sum += load_partial(x + i, count); });
-    const vec mean = set1(reduce_add(sum) / (float)n);
+    vec sum[sum_parts] = {};
+    for_vectors(n, [&](int64_t i, int count) { sum[sum_part(i)] += load_partial(x + i, count); });
+    const vec mean = set1(add_lanes(sum) / (float)n);
     for_vectors(n, [&](int64_t i, int count) { store_partial(out + i, load_partial(x + i, count) - mean, count); });
     const vec scale = set1(rms_scale(sum_squares<false>(out, nullptr, n), n, eps));
     for_vectors(n, [&](int64_t i, int count) {

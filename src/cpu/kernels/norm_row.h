@@ -1,9 +1,9 @@
 // RMSNorm of one row, shared by norm.cpp (a row is a token) and rope.cpp (a row is one head of q or k).
-// out = x / sqrt(mean(x^2) + eps) * weight, in float32. The sum of squares uses four vector accumulators in a fixed
-// order, so that a row has the same bits wherever it is computed.
+// out = x / sqrt(mean(x^2) + eps) * weight, in float32. The sum of squares uses four accumulators of 16 lanes in a
+// fixed order, so that a row has the same bits wherever it is computed.
 #pragma once
 
-#include "cpu/kernels/simd.h"
+#include "cpu/kernels/lane_sums.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
@@ -12,10 +12,12 @@ namespace infinilm::cpu::INFINILM_ISA {
 template <bool ADD>
 INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n, float multiplier = 1, float scale = 1) {
     const vec m = set1(multiplier), s = set1(scale);
-    vec sum[4] = {zero(), zero(), zero(), zero()};
+    constexpr int vectors = 4 * sum_parts;
+    vec sum[vectors];
+    for (int k = 0; k < vectors; ++k) sum[k] = zero();
     int64_t i = 0;
-    for (; i + 4 * width <= n; i += 4 * width)
-        for (int k = 0; k < 4; ++k) {
+    for (; i + vectors * width <= n; i += vectors * width)
+        for (int k = 0; k < vectors; ++k) {
             vec v = load(x + i + k * width);
             if (ADD) {
                 v = (v * m + load(residual + i + k * width)) * s;
@@ -35,7 +37,10 @@ INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n, fl
         }
         sum[k] = fma(v, v, sum[k]);
     }
-    return reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    vec parts[sum_parts];
+    for (int k = 0; k < sum_parts; ++k)
+        parts[k] = (sum[k] + sum[k + sum_parts]) + (sum[k + 2 * sum_parts] + sum[k + 3 * sum_parts]);
+    return add_lanes(parts);
 }
 
 // out[n] = x[n] * scale * weight[n]; out may be x.
