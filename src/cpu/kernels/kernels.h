@@ -95,6 +95,7 @@ struct LinearArgs {
     int64_t out_features;  // of the result; of gate alone, where up follows it
     bool pairs;            // panels of gate and of up take turns
     bool act_mul;          // .. and are joined: out[n] = activation(gate n) * up n; else [gate, up]
+    bool activates;        // without pairs: out[n] = activation(n)
     Activation activation;
     bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::linear_bf16: bf16 and e4m3)
     const float* bias;      // [num_panels, 16], in the order of the panels, or null
