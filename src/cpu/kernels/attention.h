@@ -180,13 +180,14 @@ static void add_position_bias(const Block<M>& b, int64_t row) {
     store_partial(s + k, fma(load_partial(of_chunk + k, rest), log2e, load_partial(s + k, rest)), rest);
 }
 
-// Finds the largest score of a row; in whole vectors of lanes, those of keys that it does not see become -infinity.
+// Finds the largest score of a row; in whole vectors of softmax_keys, those of keys that it does not see become
+// -infinity.
 template <class M>
 static void find_largest(const Block<M>& b, int64_t row) {
     const Interval keys = b.keys(row);
     if (keys.begin >= keys.end) return;
     float* s = b.scores(row);  // [chunk_keys]
-    const int64_t begin = keys.begin / width * width, end = round_up(keys.end, width);
+    const int64_t begin = keys.begin / M::softmax_keys * M::softmax_keys, end = round_up(keys.end, M::softmax_keys);
     if (b.a.score_cap > 0) {  // scores are times log2(e), and so is the cap
         const float cap = b.a.score_cap * 0x1.715476p0f;
         for (int64_t k = begin; k < end; k += width) store(s + k, soft_cap(load(s + k), cap));
@@ -195,7 +196,7 @@ static void find_largest(const Block<M>& b, int64_t row) {
     const auto hide = [&](int64_t k) {
         store(s + k, keep_lanes(load(s + k), keys.begin - k, keys.end - k, -__builtin_inff()));
     };
-    hide(begin), hide(end - width);
+    for (int i = 0; i < M::softmax_keys; i += width) hide(begin + i), hide(end - width - i);
     vec largest = load(s + begin);
     for (int64_t k = begin + width; k < end; k += width) largest = max(largest, load(s + k));
     b.results.largest[row - b.strip.begin] = reduce_max(largest);
@@ -210,11 +211,8 @@ static void weigh_row(const Block<M>& b, int64_t row) {
     auto* const weights = (typename M::Number*)b.weights(row);  // no wider than s: written behind what is read
     const vec largest = set1(b.results.largest[row - b.strip.begin]);
     vec sum = zero();
-    for (int64_t k = keys.begin / width * width; k < keys.end; k += width) {
-        const vec weight = exp2_nonpositive(load(s + k) - largest);
-        store(weights + k, weight);
-        sum = sum + load(weights + k);  // as it is multiplied
-    }
+    for (int64_t k = keys.begin / M::softmax_keys * M::softmax_keys; k < keys.end; k += M::softmax_keys)
+        sum = weigh(s + k, largest, weights + k, sum);
     b.results.weight[row - b.strip.begin] = reduce_add(sum);
 }
 

@@ -63,7 +63,7 @@ struct Ahead {
 struct Floats {
     using Number = float;
     using Word = float;
-    static constexpr int per_word = 1;
+    static constexpr int per_word = 1, softmax_keys = width;
     static constexpr bool always_stages = false;
 };
 INFINILM_INLINE vec broadcast(const float* x) { return set1(*x); }
@@ -77,7 +77,7 @@ struct Pair {
 struct Pairs {
     using Number = Bf16;
     using Word = Pair;
-    static constexpr int per_word = 2;
+    static constexpr int per_word = 2, softmax_keys = 2 * width;
     static constexpr bool always_stages = true;
 };
 INFINILM_INLINE dvec broadcast(const Pair* x) {
@@ -318,6 +318,45 @@ INFINILM_INLINE vec exp2_nonpositive(vec x) {
     const vec scaled = as_float(as_uint(p) + (as_uint(shifted) << 23));
     return x < -125.0f ? zero() : scaled;
 }
+
+// Makes weights of `softmax_keys` of M scores, and adds them to the sums of the lanes.
+INFINILM_INLINE vec weigh(const float* scores, vec largest, float* weights, vec sum) {
+    const vec weight = exp2_nonpositive(load(scores) - largest);
+    store(weights, weight);
+    return sum + weight;
+}
+#if INFINILM_BF16_DOT
+// 2^x for x <= 0, to some 3e-6 of it, which is enough of what is rounded to bf16; 0 below -126, NaN for NaN. The
+// polynomial is of what x is above the next smaller integer, and 1 at 0.
+INFINILM_INLINE vec exp2_roughly(vec x) {
+#if INFINILM_EMULATED
+    const vec shift = set1(0x1.8p23f);
+    vec floor = x + shift - shift;
+    floor = floor > x ? floor - 1.0f : floor;
+    const vec f = x - floor;
+#else
+    const vec f = _mm512_maskz_reduce_ps(0xffff, x, 0x09);  // by rounding down
+#endif
+    vec p = set1(0x1.b7f736p-7f);
+    p = fma(p, f, set1(0x1.abf866p-5f));
+    p = fma(p, f, set1(0x1.ee2452p-3f));
+    p = fma(p, f, set1(0x1.62d6c6p-1f));
+    p = fma(p, f, set1(1.0f));
+#if INFINILM_EMULATED
+    const vec scaled = as_float(as_uint(p) + ((uvec)__builtin_convertvector(floor, ivec) << 23));
+    return x < -126.0f ? zero() : x != x ? x : scaled;
+#else
+    return _mm512_maskz_scalef_ps(0xffff, p, x);
+#endif
+}
+// The weights are added up as they were rounded.
+INFINILM_INLINE vec weigh(const float* scores, vec largest, Bf16* weights, vec sum) {
+    const dvec pairs =
+        narrow_pairs(exp2_roughly(load(scores) - largest), exp2_roughly(load(scores + width) - largest));
+    store_uint(weights, (uvec)pairs);
+    return dot(sum, pairs, (dvec)set1_uint(0x3f803f80u));
+}
+#endif
 
 // ---- Weighted values ----
 

@@ -453,6 +453,17 @@ INFINILM_INLINE vec soft_cap(vec x, float cap) { return cap - 2 * cap / (1.0f + 
 
 #if INFINILM_BF16_DOT
 typedef uint16_t dvec __attribute__((vector_size(4 * INFINILM_WIDTH)));
+// The lanes of `low`, then those of `high`, in pairs.
+INFINILM_INLINE dvec narrow_pairs(vec low, vec high) {
+#if !INFINILM_EMULATED
+    return (dvec)_mm512_maskz_cvtne2ps_pbh(0xffffffffu, high, low);
+#else
+    const hvec halves[2] = {narrow_bf16(low), narrow_bf16(high)};
+    dvec pairs;
+    memcpy(&pairs, halves, sizeof pairs);
+    return pairs;
+#endif
+}
 // acc[i] + a[2i+1] * b[2i+1], then + a[2i] * b[2i]: the products are exact in float32, so each step rounds once. The
 // instruction also takes subnormals as zero, which the emulation does not.
 INFINILM_INLINE vec dot(vec acc, dvec a, dvec b) {
