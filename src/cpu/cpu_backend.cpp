@@ -450,8 +450,8 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     const size_t shared_bytes = kernels_.attention_shared_scratch_bytes(args);
     args.shared_scratch = shared_scratch(shared_bytes);
     // Where a text lies in one step. Decoders go on in steps of one token, and mostly wait for memory there.
-    const bool multiply_bf16 = p.two_way && compute_dtype_ == DType::bfloat16 &&
-                               args.cache_element == Element::bf16 && kernels_.attention_bf16;
+    const bool multiply_bf16 = p.two_way && compute_dtype_ == DType::bfloat16 && args.cache_element == Element::bf16 &&
+                               kernels_.attention_bf16;
     run(multiply_bf16 ? kernels_.attention_bf16 : kernels_.attention, args, work);
     if (shared_bytes > 0) run(kernels_.attention_merge, args, static_cast<int64_t>(shared_bytes / sizeof(float)));
 }

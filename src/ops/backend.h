@@ -132,7 +132,8 @@ struct LinearParams {
     NormPrologue norm;
     TensorView residual;  // [num_tokens, out_features] activation, or absent; may be out
     TensorView out;       // [num_tokens, out_features] activation, or float32: logits
-    // For an act_mul weight, and of linear_act. gate_up_apart: no activation is applied; out is [num_tokens, 2 * out_features], gate, up.
+    // For an act_mul weight, and of linear_act. gate_up_apart: no activation is applied; out is [num_tokens, 2 *
+    // out_features], gate, up.
     Activation activation = Activation::silu;
     bool gate_up_apart = false;
 };

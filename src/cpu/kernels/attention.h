@@ -1,14 +1,14 @@
 // Attention over a paged or static cache, causal or in both directions, for prefill and decode alike: a template over
-// what is multiplied (Floats or Pairs), which attention.cpp and attention_bf16.cpp include. A work item is (sequence, kv
-// heads, block of query tokens), and where that is too coarse to share out, also one chunk of keys; threads draw items
-// from a counter, since no result depends on who computes it.
+// what is multiplied (Floats or Pairs), which attention.cpp and attention_bf16.cpp include. A work item is (sequence,
+// kv heads, block of query tokens), and where that is too coarse to share out, also one chunk of keys; threads draw
+// items from a counter, since no result depends on who computes it.
 //
 // Bits: keys are taken in chunks that begin at multiples of chunk_keys in the sequence. Per chunk, score = one
 // accumulator per (query, key), head_dim ascending; weights 2^(score - the chunk's largest); values added in the order
-// of keys; Pairs add the products of two neighbours at a time, which begin at even head_dim and at even keys. Chunks are
-// then merged in order (the online softmax of Milakov & Gimelshein 2018, blocked as in
-// FlashAttention, Dao et al. 2022). Keys a query does not see take no part at all, not even as 0 * v. So a query's
-// result does not depend on the queries beside it, on how the prompt was chunked, on block_size, batch or threads.
+// of keys; Pairs add the products of two neighbours at a time, which begin at even head_dim and at even keys. Chunks
+// are then merged in order (the online softmax of Milakov & Gimelshein 2018, blocked as in FlashAttention, Dao et al.
+// 2022). Keys a query does not see take no part at all, not even as 0 * v. So a query's result does not depend on the
+// queries beside it, on how the prompt was chunked, on block_size, batch or threads.
 #pragma once
 
 #include "cpu/kernels/attention_items.h"
@@ -530,14 +530,14 @@ static void run_item(const CpuAttentionArgs& a, const Workspace& w, const Cursor
     const int64_t block = seq.num_blocks - 1 - (seq.split ? rest / seq.num_chunks : rest);
     const int64_t first_query = block * seq.block_queries;
     Block<M> b{a,
-            seq,
-            w,
-            first_query,
-            smaller(seq.block_queries, seq.num_queries - first_query),
-            first_kv,
-            smaller(seq.kv_per_item, a.num_kv_heads - first_kv),
-            group_size(a),
-            padded_dim(a)};
+               seq,
+               w,
+               first_query,
+               smaller(seq.block_queries, seq.num_queries - first_query),
+               first_kv,
+               smaller(seq.kv_per_item, a.num_kv_heads - first_kv),
+               group_size(a),
+               padded_dim(a)};
     b.name_rows();
     Interval chunks = {visible_chunks(a, seq, b.position(0)).begin,
                        visible_chunks(a, seq, b.position(b.rows() - 1)).end};

@@ -343,7 +343,7 @@ INFINILM_INLINE vec exp2_roughly(vec x) {
     p = fma(p, f, set1(0x1.62d6c6p-1f));
     p = fma(p, f, set1(1.0f));
 #if INFINILM_EMULATED
-    const vec scaled = as_float(as_uint(p) + ((uvec)__builtin_convertvector(floor, ivec) << 23));
+    const vec scaled = as_float(as_uint(p) + ((uvec) __builtin_convertvector(floor, ivec) << 23));
     return x < -126.0f ? zero() : x != x ? x : scaled;
 #else
     return _mm512_maskz_scalef_ps(0xffff, p, x);
@@ -351,8 +351,7 @@ INFINILM_INLINE vec exp2_roughly(vec x) {
 }
 // The weights are added up as they were rounded.
 INFINILM_INLINE vec weigh(const float* scores, vec largest, Bf16* weights, vec sum) {
-    const dvec pairs =
-        narrow_pairs(exp2_roughly(load(scores) - largest), exp2_roughly(load(scores + width) - largest));
+    const dvec pairs = narrow_pairs(exp2_roughly(load(scores) - largest), exp2_roughly(load(scores + width) - largest));
     store_uint(weights, (uvec)pairs);
     return dot(sum, pairs, (dvec)set1_uint(0x3f803f80u));
 }
@@ -360,7 +359,8 @@ INFINILM_INLINE vec weigh(const float* scores, vec largest, Bf16* weights, vec s
 
 // ---- Weighted values ----
 
-// sums[i][...] += weights[i * chunk_keys + k] * values[k * dim + ...] for words k in [begin, end) in order; VECS vectors.
+// sums[i][...] += weights[i * chunk_keys + k] * values[k * dim + ...] for words k in [begin, end) in order; VECS
+// vectors.
 template <int ROWS, int VECS, class Word>
 INFINILM_INLINE void value_tile(const Word* weights, const Word* values, int64_t begin, int64_t end, float* sums,
                                 int64_t dim) {

@@ -181,7 +181,7 @@ struct Kernels {
     // The most that is, whatever the sequences of num_tokens tokens; of the arguments only heads and head_dim count.
     size_t (*attention_most_shared_scratch_bytes)(const CpuAttentionArgs&, int64_t num_tokens, int64_t max_context_len);
     void (*attention)(const CpuAttentionArgs&, Share);  // one partial result per (token, head, fixed chunk of keys)
-    void (*attention_bf16)(const CpuAttentionArgs&, Share);  // the same of a cache in bf16; null as linear_bf16
+    void (*attention_bf16)(const CpuAttentionArgs&, Share);   // the same of a cache in bf16; null as linear_bf16
     void (*attention_merge)(const CpuAttentionArgs&, Share);  // sums the partial results in order
     void (*embedding)(const EmbeddingArgs&, Share);
     void (*act_mul)(const ActMulArgs&, Share);

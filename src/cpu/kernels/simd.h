@@ -403,8 +403,8 @@ INFINILM_INLINE vec gelu_tanh(vec x) {
     return x / (1.0f + exp(u * -1.5957691f));
 }
 // x times the share of the normal distribution below x, 1/2 + c p(s): an odd function of c, which is x within 5.3 of
-// zero, and s = 2 (c / 5.3)^2 - 1. The polynomial was fitted in Chebyshev points to an error of 1e-7, and reaches 1/2 at
-// both ends, so that the share is 0 and 1 beyond them.
+// zero, and s = 2 (c / 5.3)^2 - 1. The polynomial was fitted in Chebyshev points to an error of 1e-7, and reaches 1/2
+// at both ends, so that the share is 0 and 1 beyond them.
 INFINILM_INLINE vec gelu(vec x) {
     vec c = x > 5.3f ? set1(5.3f) : x;
     c = c < -5.3f ? set1(-5.3f) : c;
