@@ -111,6 +111,11 @@ class RequestMaker:
         Makes the receipts of answers.
     pictures : PictureReader or str
         Puts pictures into prompts. A str says why this model reads none.
+
+    Attributes
+    ----------
+    collects_hidden : bool
+        Hidden states are a part of a step's work, and not all that comes of it, as in encoders.
     """
 
     def __init__(
@@ -139,6 +144,7 @@ class RequestMaker:
         self._max_open = max_open
         self.adapters = adapters
         self.pictures = pictures
+        self.collects_hidden = not config.is_encoder
         self._seed = seed
         self._num_seeds = itertools.count()  # no lock: a child forked while it is held would wait for ever
         self._request_ids = itertools.count()
@@ -315,11 +321,6 @@ class RequestMaker:
                 "all: give one that goes on behind its prompt"
             )
         return count
-
-    @property
-    def collects_hidden(self) -> bool:
-        """Whether hidden states are a part of a step's work, and not all that comes of it, as in encoders."""
-        return not self._config.is_encoder
 
     def check_writes(self) -> None:
         """RequestError: the model has no lm_head, so that no text and no log-probability can come of it."""
