@@ -5,7 +5,8 @@
 
 FOLDER gets a checkpoint of the shape with random weights, once, made by the peers' environment: one with torch,
 transformers and sentence-transformers. With onnxruntime and onnx its graph is compared, too, also in int8, and with
-fastembed what that package makes of the graph. Each engine is a process of its own with --threads threads, which stays
+fastembed what that package makes of the graph; with llama-cpp-python a GGUF file, for which LLAMA_CPP names a checkout
+of llama.cpp, whose converter writes it. Each engine is a process of its own with --threads threads, which stays
 loaded. In a round each of them makes the vectors of the same passages, of mixed lengths, then of one query of 12
 tokens, ten times. Ratios are taken within rounds; medians are printed.
 
@@ -78,6 +79,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 ENGINES = ("infinilm float32", "infinilm bfloat16", "infinilm int8", "sentence-transformers float32")
 ENGINES += ("sentence-transformers bfloat16", "onnxruntime float32", "onnxruntime int8", "fastembed float32")
+ENGINES += ("llama.cpp float32", "llama.cpp bfloat16", "llama.cpp int8")
 NUM_WORDS = 20000
 QUERY_TOKENS, QUERIES = 12, 10
 BATCH = 8  # texts that peers pad to one length
@@ -132,8 +134,9 @@ def encoder_of(engine: str, folder: Path, threads: int) -> Callable[[list[str]],
     if name == "infinilm":
         from infinilm import LLM
 
-        settings = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
-        llm = LLM(model, num_threads=threads, use_tqdm=False, **{"dtype": "float32", **settings})
+        # What is not in linears is bfloat16 beside integers, too.
+        settings = {"quantization": kind, "dtype": "bfloat16"} if kind.startswith("int") else {"dtype": kind}
+        llm = LLM(model, num_threads=threads, use_tqdm=False, **settings)
         return lambda texts: llm.embed(texts, use_tqdm=False)
     if name == "sentence-transformers":
         import torch
@@ -143,6 +146,8 @@ def encoder_of(engine: str, folder: Path, threads: int) -> Callable[[list[str]],
         peer = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": getattr(torch, kind)})
         # The best of the three sizes of batches that were tried: 8, 32 and 64.
         return lambda texts: peer.encode(texts, batch_size=BATCH, show_progress_bar=False, convert_to_numpy=True)
+    if name == "llama.cpp":
+        return _llama(folder / "model", kind, threads)
     path = folder / "model" / "model.onnx"
     if not path.exists():
         _export(path)
@@ -230,6 +235,40 @@ def _graph(path: Path, threads: int) -> Callable[[list[str]], Any]:
         return np.array(vectors)
 
     return encode
+
+
+def _convert(checkout: Path, model: Path, path: Path, kind: str) -> None:
+    """Write a GGUF file. The converter knows tokenizers by what they make of a text; that of a benchmark is none."""
+    code = "import sys; import conversion.base; conversion.base.TextModel.get_vocab_base_pre = lambda *_: 'default'; "
+    code += "import convert_hf_to_gguf; convert_hf_to_gguf.main()"
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}:{checkout / 'gguf-py'}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", code, str(model), "--outfile", str(path), "--outtype", kind]
+    subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+
+
+def _llama(model: Path, kind: str, threads: int) -> Callable[[list[str]], Any]:
+    """The model as a GGUF file, made by the converter of the checkout of llama.cpp that LLAMA_CPP names; int8: Q8_0."""
+    import numpy as np
+    from llama_cpp import LLAMA_POOLING_TYPE_MEAN, Llama
+
+    path = model / f"model-{kind}.gguf"
+    if not path.exists():
+        _convert(
+            Path(os.environ["LLAMA_CPP"]), model, path, {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}[kind]
+        )
+    peer = Llama(
+        str(path),
+        embedding=True,
+        pooling_type=LLAMA_POOLING_TYPE_MEAN,
+        n_threads=threads,
+        n_threads_batch=threads,
+        n_ctx=512,
+        n_batch=512,
+        n_ubatch=512,
+        verbose=False,
+    )
+    # One after the other: three times as fast as several in a batch, whose tokens it scores with those of all.
+    return lambda texts: np.array([peer.embed(text, normalize=True) for text in texts])
 
 
 def serve(engine: str, folder: Path, threads: int) -> None:

@@ -104,6 +104,9 @@ class Backend:
     def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
         """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
+    def linear_act(self, x: Tensor, weight: PreparedLinear, out: Tensor, activation: str) -> None:
+        """activation(linear of a plain weight)."""
+
     def head_linear(self, x: Tensor, weight: PreparedLinear, out: Tensor) -> None:
         """x: [num_tokens, num_heads, in_features]; weight: by_head."""
 

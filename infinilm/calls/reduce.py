@@ -34,7 +34,7 @@ def reduce_prompts(
     thread: EngineThread,
     requests: RequestMaker,
     prompts: Prompts,
-    make: Callable[[npt.NDArray[np.int32]], Reducer],
+    make: Callable[[npt.NDArray[np.int32], int], Reducer],
     *,
     lora: str | None,
     hidden: bool = False,
@@ -48,7 +48,7 @@ def reduce_prompts(
     Parameters
     ----------
     make : callable
-        Makes that of the token ids [num_tokens].
+        Makes that of the token ids [num_tokens], and of how many of the first are left out of a pooling.
     lora : str or None
         The adapter that they run through.
     hidden : bool
@@ -73,7 +73,7 @@ async def areduce_prompts(
     thread: EngineThread,
     requests: RequestMaker,
     prompts: Prompts,
-    make: Callable[[npt.NDArray[np.int32]], Reducer],
+    make: Callable[[npt.NDArray[np.int32], int], Reducer],
     *,
     lora: str | None,
     hidden: bool = False,
@@ -88,7 +88,7 @@ async def areduce_prompts(
 def _source_of(
     requests: RequestMaker,
     prompts: Prompts,
-    make: Callable[[npt.NDArray[np.int32]], Reducer],
+    make: Callable[[npt.NDArray[np.int32], int], Reducer],
     lora: str | None,
     hidden: bool,
     rules: TextRules,
@@ -105,7 +105,10 @@ def _source_of(
         name = f"prompt {numbered[0]}"
         text, ids = requests.read(numbered[1], name, room=0, rules=rules)
         types = requests.read_types(numbered[1], ids, name)
-        reduced.append((None if hidden else text, ids, make(ids)))  # of millions of texts, vectors alone are wanted
+        num_unpooled = requests.read_unpooled(numbered[1], ids, name, rules)
+        reduced.append(
+            (None if hidden else text, ids, make(ids, num_unpooled))
+        )  # of millions of texts, vectors alone are wanted
         return reduced[-1], types
 
     def request_of(one: tuple[Reducing[Reducer], npt.NDArray[np.int32] | None]) -> PromptRequest:

@@ -121,7 +121,7 @@ class ScoreMethods:
             self._thread,
             self._requests,
             prompts,
-            lambda ids: PromptLogprobs(ids, top),
+            lambda ids, _: PromptLogprobs(ids, top),
             lora=lora,
             description="scoring" if use_tqdm else "",
         )
@@ -187,7 +187,7 @@ class ScoreMethods:
             self._thread,
             self._requests,
             [ids[begin:end] for begin, end, _ in windows],
-            lambda ids: PromptLogprobs(ids, 0),
+            lambda ids, _: PromptLogprobs(ids, 0),
             lora=lora,
             description="scoring" if use_tqdm else "",
         )

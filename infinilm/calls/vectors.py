@@ -164,7 +164,7 @@ class VectorMethods:
             self._thread,
             self._requests,
             prompts,
-            lambda _: HiddenPool(kind),
+            lambda _, num_unpooled: HiddenPool(kind, num_unpooled),
             lora=lora,
             hidden=True,
             rules=self.vectors.recipe.rules(prompt_name, truncate),
@@ -187,7 +187,13 @@ class VectorMethods:
         kind = self.check_vectors(pooling, normalize, dimensions)
         rules = self.vectors.recipe.rules(prompt_name, truncate)
         reduced = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: HiddenPool(kind), lora=lora, hidden=True, rules=rules
+            self._thread,
+            self._requests,
+            prompts,
+            lambda _, num_unpooled: HiddenPool(kind, num_unpooled),
+            lora=lora,
+            hidden=True,
+            rules=rules,
         )
         return self.vectors.finish(self._pooled(reduced), normalize, dimensions)
 

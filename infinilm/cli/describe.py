@@ -106,6 +106,7 @@ def describe_vectors(plan: ModelPlan) -> dict[str, Any]:
     recipe = VectorRecipe.from_model(plan.path, plan.config.hidden_size)
     return {
         "pooling": recipe.pooling,
+        "pools_prompt": recipe.pools_prompt,
         "size": recipe.size(plan.config.hidden_size),
         "normalize": recipe.normalize,
         "prompts": list(recipe.prompts),

@@ -121,6 +121,8 @@ class VectorRecipe:
     ----------
     pooling : str
         One of `POOLINGS`, or several joined by "+": see `infinilm.requests.reducers.HiddenPool`.
+    pools_prompt : bool
+        Tokens of the prompt are pooled with those of the text.
     steps : tuple of Dense and Norm
         What the pooled vector goes through, in order.
     normalize : bool
@@ -156,6 +158,7 @@ class VectorRecipe:
     dimensions: tuple[int, ...] = ()
     any_dimension: bool = False
     yes_no: tuple[int, int | None] | None = None
+    pools_prompt: bool = True
     source: str = ""
 
     @classmethod
@@ -198,7 +201,9 @@ class VectorRecipe:
     def rules(self, prompt_name: str | None, truncate: bool | int) -> TextRules:
         """What becomes of texts. RequestError: there is no such prompt, or `truncate` is neither bool nor number."""
         rules = text_rules(truncate, self.max_tokens)
-        return replace(rules, prefix=self.prompt(prompt_name), lower_case=self.lower_case)
+        return replace(
+            rules, prefix=self.prompt(prompt_name), lower_case=self.lower_case, pools_prefix=self.pools_prompt
+        )
 
     def has_dimension(self, size: int) -> bool:
         """Whether the checkpoint says that vectors may be cut to this size."""
@@ -224,6 +229,8 @@ class TextRules:
         Tokens that it may have, special ones included; None: as many as the model takes.
     truncate : bool
         The end of a longer text is left out; else such a text is an error.
+    pools_prefix : bool
+        Tokens of the prefix are pooled with those of the text.
     allow_empty : bool
         A text may be empty. What is then said of it would be of special tokens alone.
     """
@@ -232,6 +239,7 @@ class TextRules:
     lower_case: bool = False
     max_tokens: int | None = None
     truncate: bool = False
+    pools_prefix: bool = True
     allow_empty: bool = False
 
     def apply(self, text: str, name: str) -> str:
@@ -363,12 +371,11 @@ def _pooling(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, An
     if not modes or any(mode not in POOLINGS for mode in modes) or others:
         got = others[0] if others else " and ".join(map(str, modes))
         raise ConfigError(f"{path}: pooling is {got!r:.80}; supported are {', '.join(POOLINGS)}, and several of these")
-    if not values.get("include_prompt", True):
-        raise ConfigError(f"{path}: include_prompt is false, and tokens of prompts cannot be left out of the pooling")
     width = values.get("embedding_dimension", values.get("word_embedding_dimension", size))
     if width != size:
         raise ConfigError(f"{path}: pools vectors of {short_repr(width)} elements, and the model gives {size}")
-    return {"pooling": "+".join(modes)}
+    pools_prompt = as_boolean(f"{path}: include_prompt", values.get("include_prompt", True), error=ConfigError)
+    return {"pooling": "+".join(modes), "pools_prompt": pools_prompt}
 
 
 def _dense(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class PromptDict(TypedDict, total=False):
     `output_token_ids`: the beginning of the answer, from an engine that could not end it. With the same seed the rest
     is, bit for bit, what that engine would have said. Results hold all of the answer, events and deltas the rest.
     `token_type_ids`: of `prompt_token_ids`, for encoders that tell the texts of a pair apart by them.
+    `num_unpooled_tokens`: how many of the first are left out of the pooling of a vector, as a prompt's tokens may be.
     `images`: pictures for models that see, one for each placeholder of the prompt, which for Qwen3-VL is written
     ``<|vision_start|><|image_pad|><|vision_end|>``. A picture is one of Pillow, an array of uint8 [height, width, 3],
     the bytes or the path of a file, or an address that begins with ``data:``.
@@ -56,6 +57,7 @@ class PromptDict(TypedDict, total=False):
     prompt_token_ids: TokenIds
     output_token_ids: TokenIds
     token_type_ids: TokenIds
+    num_unpooled_tokens: int
     images: Sequence[Any]
 
 
@@ -109,6 +111,11 @@ class RequestMaker:
         Makes the receipts of answers.
     pictures : PictureReader or str
         Puts pictures into prompts. A str says why this model reads none.
+
+    Attributes
+    ----------
+    collects_hidden : bool
+        Hidden states are a part of a step's work, and not all that comes of it, as in encoders.
     """
 
     def __init__(
@@ -137,6 +144,7 @@ class RequestMaker:
         self._max_open = max_open
         self.adapters = adapters
         self.pictures = pictures
+        self.collects_hidden = not config.is_encoder
         self._seed = seed
         self._num_seeds = itertools.count()  # no lock: a child forked while it is held would wait for ever
         self._request_ids = itertools.count()
@@ -296,10 +304,23 @@ class RequestMaker:
             raise RequestError(f"{name}: token_type_ids: expected {ids.size}, as token ids, got {types.size}")
         return types
 
-    @property
-    def collects_hidden(self) -> bool:
-        """Whether hidden states are a part of a step's work, and not all that comes of it, as in encoders."""
-        return not self._config.is_encoder
+    def read_unpooled(self, prompt: Prompt, ids: npt.NDArray[np.int32], name: str, rules: TextRules) -> int:
+        """How many of the first tokens are left out of a pooling: what the prompt says, or those of the rules' prefix.
+
+        RequestError: no token is left.
+        """
+        given = prompt.get("num_unpooled_tokens") if isinstance(prompt, Mapping) else None
+        count = 0
+        if given is not None:
+            count = as_integer(f"{name}: num_unpooled_tokens", given, least=0, error=RequestError)
+        elif not rules.pools_prefix and _text_and_ids(prompt, name)[1] is None:
+            count = self._tokenizer.num_prefix_tokens(rules.prefix)
+        if count >= len(ids):
+            raise RequestError(
+                f"{name}: {count} tokens of its prompt are left out of the pooling, and the text has {len(ids)} in "
+                "all: give one that goes on behind its prompt"
+            )
+        return count
 
     def check_writes(self) -> None:
         """RequestError: the model has no lm_head, so that no text and no log-probability can come of it."""
@@ -585,6 +606,9 @@ class RequestMaker:
         return int(sequence.generate_state(1, np.uint64)[0])
 
 
+_KEYS = ("prompt", "prompt_token_ids", "token_type_ids", "num_unpooled_tokens")  # of a dict that is no request to write
+
+
 def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | None]:
     """Text and token ids of a prompt; one of them may be None."""
     if isinstance(prompt, str):
@@ -592,7 +616,7 @@ def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | Non
     if not isinstance(prompt, Mapping):
         return None, prompt
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids", "token_type_ids")]
+    unknown = [key for key in prompt if key not in _KEYS]
     if unknown or (text is None and ids is None):
         got = f"the key {unknown[0]!r}" if unknown else "neither"
         raise RequestError(

@@ -26,15 +26,21 @@ class HiddenPool:
         "mean" of all tokens; "cls", the first token; "last" token; "max" of each element; "weightedmean", in which
         token i, from 1 on, counts i times; "mean_sqrt_len", the sum divided by the root of the number of tokens.
         Several with "+" between them, such as "cls+mean", stand one behind the other in the vector.
+    num_skipped : int
+        Tokens at the beginning that are left out, as if the text began behind them; "weightedmean" counts them.
     """
 
-    def __init__(self, pooling: str) -> None:
-        self._pools = [_OnePool(one) for one in pooling.split("+")]
+    def __init__(self, pooling: str, num_skipped: int = 0) -> None:
+        self._pools = [_OnePool(one, num_skipped) for one in pooling.split("+")]
+        self._num_skipped = num_skipped
 
     def take(self, first: int, rows: Float32Array) -> None:
         """Read the states of positions `first`..., [num_rows, hidden_size]."""
+        left_out = min(max(self._num_skipped - first, 0), len(rows))
+        if left_out == len(rows):
+            return
         for pool in self._pools:
-            pool.take(first, rows)
+            pool.take(first + left_out, rows[left_out:])
 
     def vector(self) -> Float32Array:
         """The pooled vector, [hidden_size], or as many of these as there are poolings."""
@@ -42,13 +48,14 @@ class HiddenPool:
 
 
 class _OnePool:
-    def __init__(self, pooling: str) -> None:
+    def __init__(self, pooling: str, num_skipped: int) -> None:
         self._pooling = pooling
+        self._num_skipped = num_skipped
         self._kept: npt.NDArray[Any] | None = None  # the sum, or the row that counts
-        self._num_rows = 0
+        self._end = 0
 
     def take(self, first: int, rows: Float32Array) -> None:
-        self._num_rows = first + len(rows)
+        self._end = first + len(rows)
         kept = self._kept
         if self._pooling == "last" or (self._pooling == "cls" and kept is None):
             self._kept = rows[-1 if self._pooling == "last" else 0].copy()
@@ -63,8 +70,9 @@ class _OnePool:
 
     def vector(self) -> Float32Array:
         assert self._kept is not None
-        count = self._num_rows
-        divisor = {"mean": count, "weightedmean": count * (count + 1) / 2, "mean_sqrt_len": count**0.5}
+        end, skipped = self._end, self._num_skipped
+        count, weights = end - skipped, (end * (end + 1) - skipped * (skipped + 1)) / 2
+        divisor = {"mean": count, "weightedmean": weights, "mean_sqrt_len": count**0.5}
         vector: Float32Array = (self._kept / divisor.get(self._pooling, 1)).astype(np.float32)
         return vector
 

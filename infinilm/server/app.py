@@ -200,7 +200,7 @@ async def _vectors(
 ) -> Response:
     call = await _read(service, request, read_embedding)
     llm, adapter = service.llm, service.adapter_of(call.model)
-    work = partial(llm.aembed, call.prompts, **call.settings, lora=adapter)
+    work = partial(llm.aembed, call.given, **call.settings, lora=adapter)
     return await _at_once(service, request, call.num_tokens, "input", work, partial(answer, call))
 
 

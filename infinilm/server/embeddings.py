@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.pooling.recipe import POOLINGS
+from infinilm.requests.prompts import PromptDict
 from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError, Body, UnknownFields, boolean, integer, one_of, some_text, text
 from infinilm.server.sampling import HARMLESS
@@ -29,6 +30,8 @@ class EmbeddingCall:
     Attributes
     ----------
     prompts : list of lists of int
+    num_unpooled : list of int
+        How many of the first tokens of each are left out of the pooling.
     settings : mapping
         Keywords of `LLM.aembed`.
     is_base64 : bool
@@ -36,9 +39,18 @@ class EmbeddingCall:
     """
 
     prompts: list[list[int]]
+    num_unpooled: list[int]
     settings: Mapping[str, Any]
     is_base64: bool
     model: str
+
+    @property
+    def given(self) -> list[PromptDict]:
+        """What `LLM.aembed` takes."""
+        return [
+            {"prompt_token_ids": ids, "num_unpooled_tokens": count}
+            for ids, count in zip(self.prompts, self.num_unpooled, strict=True)
+        ]
 
     @property
     def num_tokens(self) -> int:
@@ -88,7 +100,10 @@ def read_embedding(service: Service, values: Mapping[str, Any], unknown: Unknown
                 param="input",
                 details={"n_prompt_tokens": len(ids), "n_ctx": limit},
             )
-    return EmbeddingCall(prompts, settings, form == "base64", model)
+    items = given if isinstance(given, list) and len(given) == len(prompts) else [given]
+    of_prefix = 0 if rules.pools_prefix else service.tokenizer.num_prefix_tokens(rules.prefix)
+    num_unpooled = [of_prefix if isinstance(item, str) else 0 for item in items]
+    return EmbeddingCall(prompts, num_unpooled, settings, form == "base64", model)
 
 
 def _encoded(call: EmbeddingCall, vectors: npt.NDArray[np.float32]) -> list[Any]:

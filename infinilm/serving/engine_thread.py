@@ -479,6 +479,8 @@ class EngineThread:
                 return
 
     def _submit_one(self) -> InFlight | None:
+        if not self.scheduler.has_work:
+            return None  # soon: updates of the step before are not delivered yet
         now = time.perf_counter()
         in_flight = None
         if self._hooks.give():  # keys and values that were computed under other hooks are not valid

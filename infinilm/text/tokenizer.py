@@ -291,6 +291,11 @@ class Tokenizer:
         """
         return self._encode([text], add_special_tokens=add_special_tokens)
 
+    def num_prefix_tokens(self, prefix: str) -> int:
+        """Return how many tokens a text has that others follow: a special token at its end does not count."""
+        ids = self.encode(prefix) if prefix else []
+        return len(ids) - (bool(ids) and self.is_special(ids[-1]))
+
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Return the token ids of two texts as one input, by the rules of the tokenizer; raises as `encode`."""
         return self._encode([first, second], add_special_tokens=True)

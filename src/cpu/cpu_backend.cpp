@@ -81,7 +81,8 @@ public:
     void rms_norm(const RmsNormParams&) override;
     void mean_square(const MeanSquareParams&) override;
     void add_rms_norm(const AddRmsNormParams&) override;
-    void linear(const LinearParams&) override;
+    void linear(const LinearParams& p) override { linear(p, false); }
+    void linear_act(const LinearParams& p) override { linear(p, true); }
     void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override {
         linear(p);
         qk_norm_rope_store_kv(rope);
@@ -147,6 +148,7 @@ private:
     void make_all_gates(const TensorView& gates, const Make& make);
     template <class Make>
     StateLogArgs log_of_gates(const StateSteps& sequences, const TensorView& log, const Make& make);
+    void linear(const LinearParams& p, bool activates);
     // What does not depend on the tokens.
     LinearArgs linear_args(const PackedPiece& piece, LinearKind kind) const;
     void run_linears(std::span<LinearArgs> linears);
@@ -238,7 +240,7 @@ LinearArgs CpuBackend::linear_args(const PackedPiece& piece, LinearKind kind) co
     return args;
 }
 
-void CpuBackend::linear(const LinearParams& p) {
+void CpuBackend::linear(const LinearParams& p, bool activates) {
     const TensorView& x = p.norm.weight ? p.norm.scratch : p.x;
     if (p.norm.weight) rms_norm({.x = p.x, .weight = p.norm.weight, .out = x, .eps = p.norm.eps});
     linears_.clear();
@@ -248,6 +250,7 @@ void CpuBackend::linear(const LinearParams& p) {
         args.x_stride = x.stride(0);
         args.num_tokens = x.shape(0);
         args.act_mul = args.pairs && !p.gate_up_apart;
+        args.activates = activates;
         args.activation = p.activation;
         args.residual = p.residual ? p.residual.as<const float>() + piece.first_output : nullptr;
         args.residual_stride = p.residual ? p.residual.stride(0) : 0;
@@ -446,7 +449,10 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     args.scratch = worker_scratch(kernels_.attention_scratch_bytes(args));
     const size_t shared_bytes = kernels_.attention_shared_scratch_bytes(args);
     args.shared_scratch = shared_scratch(shared_bytes);
-    run(kernels_.attention, args, work);
+    // Where a text lies in one step. Decoders go on in steps of one token, and mostly wait for memory there.
+    const bool multiply_bf16 = p.two_way && compute_dtype_ == DType::bfloat16 && args.cache_element == Element::bf16 &&
+                               kernels_.attention_bf16;
+    run(multiply_bf16 ? kernels_.attention_bf16 : kernels_.attention, args, work);
     if (shared_bytes > 0) run(kernels_.attention_merge, args, static_cast<int64_t>(shared_bytes / sizeof(float)));
 }
 

@@ -132,7 +132,8 @@ struct LinearParams {
     NormPrologue norm;
     TensorView residual;  // [num_tokens, out_features] activation, or absent; may be out
     TensorView out;       // [num_tokens, out_features] activation, or float32: logits
-    // For an act_mul weight. gate_up_apart: no activation is applied; out is [num_tokens, 2 * out_features], gate, up.
+    // For an act_mul weight, and of linear_act. gate_up_apart: no activation is applied; out is [num_tokens, 2 *
+    // out_features], gate, up.
     Activation activation = Activation::silu;
     bool gate_up_apart = false;
 };
@@ -557,6 +558,8 @@ public:
     virtual void linear(const LinearParams&) = 0;
     // linear, then qk_norm_rope_store_kv of its out, which is rope.qkv; afterwards only the q part of it is defined.
     virtual void linear_rope_store_kv(const LinearParams&, const RopeStoreParams& rope) = 0;
+    // linear of a plain weight without a residual, then act_mul of its out alone, in place.
+    virtual void linear_act(const LinearParams&);
     virtual void head_linear(const HeadLinearParams&);
     virtual void rope_table(const RopeTableParams&) = 0;
     virtual void qk_norm_rope_store_kv(const RopeStoreParams&) = 0;

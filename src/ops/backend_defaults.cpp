@@ -63,6 +63,11 @@ void change_logits(const ChangeLogitsParams& p) {
     }
 }
 
+void Backend::linear_act(const LinearParams& p) {
+    linear(p);
+    act_mul({.gate_up = p.out, .out = p.out, .activation = p.activation});
+}
+
 static DeviceError no_experts(const Backend& backend) {
     return DeviceError(concat("models with experts do not run on ", to_string(backend.device())));
 }

@@ -189,6 +189,15 @@ void linear(Backend& backend, const LinearParams& p) {
     backend.linear(p);
 }
 
+void linear_act(Backend& backend, const LinearParams& p) {
+    OpCheck check("linear_act", backend);
+    check_linear(check, p);
+    check.require(p.weight.kind == LinearKind::plain, "expected a plain weight");
+    check.require(!p.residual, "expected no residual");
+    check.tensor("out", p.out, {"num_tokens", p.weight.out_features}, check.activation);
+    backend.linear_act(p);
+}
+
 void head_linear(Backend& backend, const HeadLinearParams& p) {
     OpCheck check("head_linear", backend);
     check.require(p.weight.kind == LinearKind::by_head, "expected a weight prepared by_head");

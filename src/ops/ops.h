@@ -12,6 +12,7 @@ void add_rms_norm(Backend&, const AddRmsNormParams&);
 void check_add_rms_norm(const Backend&, const AddRmsNormParams&);  // for communicators, which have it in their sums
 void linear(Backend&, const LinearParams&);
 void linear_rope_store_kv(Backend&, const LinearParams&, const RopeStoreParams&);
+void linear_act(Backend&, const LinearParams&);
 void head_linear(Backend&, const HeadLinearParams&);
 void rope_table(Backend&, const RopeTableParams&);
 void qk_norm_rope_store_kv(Backend&, const RopeStoreParams&);

@@ -65,6 +65,9 @@ void TimedBackend::linear(const LinearParams& p) {
 void TimedBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
     timed(name(p.weight), [&] { inner_.linear_rope_store_kv(p, rope); });
 }
+void TimedBackend::linear_act(const LinearParams& p) {
+    timed(name(p.weight), [&] { inner_.linear_act(p); });
+}
 void TimedBackend::head_linear(const HeadLinearParams& p) {
     timed(name(p.weight), [&] { inner_.head_linear(p); });
 }

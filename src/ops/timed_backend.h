@@ -46,6 +46,7 @@ public:
     void add_rms_norm(const AddRmsNormParams& p) override;
     void linear(const LinearParams& p) override;
     void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override;
+    void linear_act(const LinearParams& p) override;
     void head_linear(const HeadLinearParams& p) override;
     void rope_table(const RopeTableParams& p) override;
     void qk_norm_rope_store_kv(const RopeStoreParams& p) override;

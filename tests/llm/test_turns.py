@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,6 +211,38 @@ def test_a_query_interrupts_a_long_step_once(tmp_path: Path) -> None:
             assert np.array_equal(bulk.result(), alone)
         assert [step for step in engine.steps if step[0] == 64] == [(64, True), (64, False)]
         assert llm.metrics().num_preemptions == 1
+
+
+def test_a_step_that_a_query_aborted_is_taken_back_before_other_work(tmp_path: Path) -> None:
+    """Work between two steps, such as other weights, waits for the step in flight, which a query may have aborted."""
+    texts = [[3] * 40, [4] * 64, *([[5] * 50] * 20)]
+    with (
+        LLM(make_encoder(tmp_path / "bert", "bert"), use_tqdm=False, dtype="float32") as llm,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        alone = llm.embed(texts)
+        llm.take_turns(Turns())
+        thread = llm._thread
+        works: list[Future[list[tuple[int, bool]]]] = []
+        assert thread.turn is not None
+        thread.turn.observe(1, 1000.0)  # a step of one text each
+
+        class AbortedSteps(LazySteps):
+            """The first step of 64 tokens is aborted, and work comes, as soon as the step is in flight."""
+
+            def submit(self, batch: Any, has_masks: bool) -> LazyStep:
+                step = super().submit(batch, has_masks)
+                if step.num_tokens == 64 and not works:
+                    works.append(pool.submit(thread.between_steps, lambda: list(self.steps)))
+                    while not thread._work:
+                        assert not works[0].done()
+                    step.abort()
+                return step
+
+        engine = thread._engine = AbortedSteps(thread._engine, 0)  # type: ignore[assignment]
+        assert np.array_equal(llm.embed(texts), alone)
+        assert works[0].result(SECONDS)[-1] == (64, True)
+        assert [step for step in engine.steps if step[0] == 64] == [(64, True), (64, False)]
 
 
 def test_nothing_depends_on_turns() -> None:

@@ -267,7 +267,7 @@ IDENTITY = "torch.nn.modules.linear.Identity"
             "'attention'; supported",
         ),
         (["Transformer", "Pooling"], {"1_Pooling/config.json": {"pooling_mode_new": True}}, "'pooling_mode_new'"),
-        (["Transformer", "Pooling"], {"1_Pooling/config.json": POOLED | {"include_prompt": False}}, "include_prompt"),
+        (["Transformer", "Pooling"], {"1_Pooling/config.json": POOLED | {"include_prompt": 2}}, "include_prompt"),
         (["Transformer", "Pooling"], {"1_Pooling/config.json": {"embedding_dimension": 33}}, "33 elements.*gives 32"),
         (["Transformer", "Pooling"], {"1_Pooling/config.json": [1]}, "must hold a JSON object"),
         (["Transformer", "Pooling"], {"modules.json": {}}, "must hold a JSON list"),

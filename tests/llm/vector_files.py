@@ -50,13 +50,14 @@ def write_modules(folder: Path, kinds: Sequence[str], *, old: bool) -> list[Path
     return places
 
 
-def write_pooling(place: Path, pooling: str, size: int, *, old: bool) -> None:
+def write_pooling(place: Path, pooling: str, size: int, *, old: bool, include_prompt: bool = True) -> None:
     if old:
         modes = {key: mode == pooling for mode, key in OLD_KEYS.items()}
-        write_json(place / "config.json", {"word_embedding_dimension": size, **modes, "include_prompt": True})
+        write_json(place / "config.json", {"word_embedding_dimension": size, **modes, "include_prompt": include_prompt})
     else:
         mode = NEW_NAMES.get(pooling, pooling)
-        write_json(place / "config.json", {"embedding_dimension": size, "pooling_mode": mode, "include_prompt": True})
+        config = {"embedding_dimension": size, "pooling_mode": mode, "include_prompt": include_prompt}
+        write_json(place / "config.json", config)
 
 
 def write_dense(place: Path, weight: np.ndarray, bias: np.ndarray | None, activation: str) -> None:

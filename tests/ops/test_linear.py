@@ -42,6 +42,23 @@ def test_matches_the_oracle(
     support.assert_close(got, want, length=case.size, scale=scale)
 
 
+@every_backend
+@given(data=st.data(), case=rows(), activation=st.sampled_from(("gelu", "gelu_tanh", "quick_gelu", "relu2", "silu")))
+def test_an_activation_behind_it(
+    isa: str, dtype: str, threads: int, data: st.DataObject, case: Rows, activation: str
+) -> None:
+    """linear_act gives the bits of linear, then act_mul of its result alone."""
+    layer = data.draw(linear_cases(dtype, st.just(case.size), widths).filter(lambda layer: layer.kind == "plain"))
+    b, x = backend(isa, threads), case.x(case.rng())
+    weight = layer.prepare(b)
+    want = support.Output((case.num_tokens, layer.out_features))
+    sums = support.run_linear(b, weight, x, layer.out_features)
+    support.call(b, "act_mul", support.framed(sums), want, activation)
+    got = support.Output((case.num_tokens, layer.out_features), pad=case.pad_out)
+    support.call(b, "linear_act", support.framed(x, case.pad_in), weight, got, activation)
+    support.assert_bitwise(got.check(), want.check())
+
+
 @each_isa
 @each_dtype
 @given(

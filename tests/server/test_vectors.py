@@ -92,6 +92,21 @@ def test_vectors_by_the_checkpoint(embedder: LLM) -> None:
         assert len(many) == 2048 and many[0]["embedding"] == many[-1]["embedding"]
 
 
+def test_a_prompt_that_is_not_pooled(tmp_path: Path) -> None:
+    """Texts have a prompt, whose tokens are left out of the pooling; tokens have none."""
+    folder = make_encoder(tmp_path / "bert", "bert")
+    add_word_pieces(folder)
+    place = write_modules(folder, ["Transformer", "Pooling"], old=False)[1]
+    write_pooling(place, "mean", 32, old=False, include_prompt=False)
+    write_prompts(folder, {"query": "the fox: "})
+    with LLM(folder, use_tqdm=False, dtype="float32") as llm, hosted(llm) as host:
+        text, ids = "an inn by the sea", llm.tokenize("the fox: an inn by the sea")
+        for given in (text, [text, "a"], ids, [ids, text]):
+            data = ask(host, "/v1/embeddings", input=given, prompt_name="query")["data"]
+            wanted = llm.embed([given] if given is ids else given, prompt_name="query")
+            assert np.array_equal(np.array([one["embedding"] for one in data], np.float32), wanted)
+
+
 def test_an_encoder_writes_no_text(tmp_path: Path) -> None:
     """A request to generate is a 400 that says what the model is; vectors go on."""
     folder = make_encoder(tmp_path / "bert", "bert")

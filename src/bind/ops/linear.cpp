@@ -92,6 +92,19 @@ void bind_linear_ops(nb::module_& m, OpsClass& backend) {
             "eps"_a = 0.0f, "activation"_a = "silu", Release(),
             "With norm ([in_features]): of rms_norm(x); scratch is as large as x.")
         .def(
+            "linear_act",
+            [](SharedBackend& shared, const Tensor& x, const PreparedLinear& weight, const Tensor& out,
+               const std::string& activation) {
+                const InUse b(shared);
+                ops::linear_act(b, {.x = x,
+                                    .weight = weight,
+                                    .norm = {},
+                                    .residual = {},
+                                    .out = output("linear_act", "out", out),
+                                    .activation = from_string<Activation>("activation", activation)});
+            },
+            "x"_a, "weight"_a, "out"_a, "activation"_a, Release(), "activation(linear of a plain weight).")
+        .def(
             "head_linear",
             [](SharedBackend& shared, const Tensor& x, const PreparedLinear& weight, const Tensor& out) {
                 const InUse b(shared);

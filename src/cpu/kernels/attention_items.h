@@ -1,4 +1,4 @@
-// How a call of attention is cut into items that threads draw: see attention.cpp, which alone includes this.
+// How a call of attention is cut into items that threads draw: see attention.h, which alone includes this.
 #pragma once
 
 #include "cpu/kernels/attention_tile.h"

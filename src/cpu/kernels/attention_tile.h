@@ -57,6 +57,43 @@ struct Ahead {
     }
 };
 
+// ---- What is multiplied ----
+
+// Queries, keys, weights and values as float32, which those of a cache are widened to.
+struct Floats {
+    using Number = float;
+    using Word = float;
+    static constexpr int per_word = 1, softmax_keys = width;
+    static constexpr bool always_stages = false;
+};
+INFINILM_INLINE vec broadcast(const float* x) { return set1(*x); }
+INFINILM_INLINE vec add_product(vec sum, vec x, vec y) { return fma(x, y, sum); }
+
+#if INFINILM_BF16_DOT
+// As bf16, two neighbours in a word: of head_dim where they are added up to scores, of keys where they are weighted.
+struct Pair {
+    uint32_t bits;  // the first of the two below
+};
+struct Pairs {
+    using Number = Bf16;
+    using Word = Pair;
+    static constexpr int per_word = 2, softmax_keys = 2 * width;
+    static constexpr bool always_stages = true;
+};
+INFINILM_INLINE dvec broadcast(const Pair* x) {
+    uint32_t bits;
+    memcpy(&bits, x, sizeof bits);
+    return (dvec)set1_uint(bits);
+}
+INFINILM_INLINE dvec load(const Pair* x) { return (dvec)load_uint(x); }
+INFINILM_INLINE vec add_product(vec sum, dvec x, dvec y) { return dot(sum, x, y); }
+#endif
+
+template <class M>
+constexpr int64_t words(int64_t numbers) {
+    return (numbers + M::per_word - 1) / M::per_word;
+}
+
 // ---- Staging ----
 
 // out[i][j] = the 32 bits i of the 16 bytes that key j begins with, of `width` keys that lie `stride` elements apart.
@@ -158,20 +195,55 @@ static void stage_values(Tile<E> values, int64_t begin, int64_t end, int64_t val
     }
 }
 
+#if INFINILM_BF16_DOT
+// The same of pairs: out[d * staged_keys + j] = the elements 2 d and 2 d + 1 of key j, zero from head_dim on.
+static void stage_keys(const Bf16* keys, int64_t head_dim, Pair* out) {
+    int64_t d = 0;
+    for (; d + piece<Bf16> <= head_dim; d += piece<Bf16>) {
+        uvec pairs[4];
+        load_transposed(keys + d, head_dim, pairs);
+        for (int i = 0; i < 4; ++i) store_uint(out + (d / 2 + i) * staged_keys, pairs[i]);
+    }
+    for (; d < head_dim; d += 2) {
+        uvec pairs;
+        for (int j = 0; j < width; ++j) {
+            const Bf16* const first = keys + j * head_dim + d;
+            pairs[j] = first[0].bits | (d + 1 < head_dim ? (uint32_t)first[1].bits << 16 : 0);
+        }
+        store_uint(out + d / 2 * staged_keys, pairs);
+    }
+}
+
+// out[k / 2 * dim + d] = element d of the values k and k + 1, of even k; zero where a value is not in [begin, end), and
+// from value_dim to dim.
+static void stage_values(Tile<Bf16> values, int64_t begin, int64_t end, int64_t value_dim, Pair* out, int64_t dim) {
+    for (int64_t k = begin / 2 * 2; k < end; k += 2)
+        for (int64_t d = 0; d < dim; d += width) {
+            const int count = (int)smaller(value_dim - d, width);
+            const auto upper_half = [&](int64_t key) __attribute__((always_inline)) {
+                if (key < begin || key >= end) return uvec{};
+                const Bf16* const from = values.row(key) + d;
+                return as_uint(count == width ? load(from) : load_partial(from, count));
+            };
+            store_uint(out + k / 2 * dim + d, upper_half(k + 1) | upper_half(k) >> 16);
+        }
+}
+#endif
+
 // ---- Scores ----
 
-// scores[i * chunk_keys + j] = sum over d, ascending, of q[i * head_dim + d] * keys[d * staged_keys + j].
-template <int ROWS, int VECS>
-INFINILM_INLINE void score_tile(const float* q, const float* keys, int64_t head_dim, float* scores) {
+// scores[i * chunk_keys + j] = sum over d, ascending, of q[i * head_words + d] * keys[d * staged_keys + j].
+template <int ROWS, int VECS, class Word>
+INFINILM_INLINE void score_tile(const Word* q, const Word* keys, int64_t head_words, float* scores) {
     vec sum[ROWS][VECS];
     for (int i = 0; i < ROWS; ++i)
         for (int j = 0; j < VECS; ++j) sum[i][j] = zero();
-    for (int64_t d = 0; d < head_dim; ++d) {
-        vec x[ROWS];
-        for (int i = 0; i < ROWS; ++i) x[i] = set1(q[i * head_dim + d]);
+    for (int64_t d = 0; d < head_words; ++d) {
+        decltype(broadcast(q)) x[ROWS];
+        for (int i = 0; i < ROWS; ++i) x[i] = broadcast(q + i * head_words + d);
         for (int j = 0; j < VECS; ++j) {
-            const vec k = load(keys + d * staged_keys + j * width);
-            for (int i = 0; i < ROWS; ++i) sum[i][j] = fma(x[i], k, sum[i][j]);
+            const auto k = load(keys + d * staged_keys + j * width);
+            for (int i = 0; i < ROWS; ++i) sum[i][j] = add_product(sum[i][j], x[i], k);
         }
     }
     for (int i = 0; i < ROWS; ++i)
@@ -179,15 +251,15 @@ INFINILM_INLINE void score_tile(const float* q, const float* keys, int64_t head_
 }
 
 // Keys [begin, end) of the tile and what is beside them in a vector.
-template <int ROWS>
-static void score_rows(const float* q, const float* keys, int64_t head_dim, int64_t begin, int64_t end, float* scores) {
+template <int ROWS, class Word>
+static void score_rows(const Word* q, const Word* keys, int64_t head_words, int64_t begin, int64_t end, float* scores) {
     constexpr int columns = tile_columns(ROWS);
     int64_t k = begin / width * width;
     for (; k + (columns - 1) * width < end; k += columns * width)
-        score_tile<ROWS, columns>(q, keys + k, head_dim, scores + k);
+        score_tile<ROWS, columns>(q, keys + k, head_words, scores + k);
     if constexpr (columns == 4)
-        for (; k + width < end; k += 2 * width) score_tile<ROWS, 2>(q, keys + k, head_dim, scores + k);
-    for (; k < end; k += width) score_tile<ROWS, 1>(q, keys + k, head_dim, scores + k);
+        for (; k + width < end; k += 2 * width) score_tile<ROWS, 2>(q, keys + k, head_words, scores + k);
+    for (; k < end; k += width) score_tile<ROWS, 1>(q, keys + k, head_words, scores + k);
 }
 
 // The same scores with two vectors of keys straight from the cache, [width][head_dim] each, for a register tile
@@ -247,30 +319,68 @@ INFINILM_INLINE vec exp2_nonpositive(vec x) {
     return x < -125.0f ? zero() : scaled;
 }
 
+// Makes weights of `softmax_keys` of M scores, and adds them to the sums of the lanes.
+INFINILM_INLINE vec weigh(const float* scores, vec largest, float* weights, vec sum) {
+    const vec weight = exp2_nonpositive(load(scores) - largest);
+    store(weights, weight);
+    return sum + weight;
+}
+#if INFINILM_BF16_DOT
+// 2^x for x <= 0, to some 3e-6 of it, which is enough of what is rounded to bf16; 0 below -126, NaN for NaN. The
+// polynomial is of what x is above the next smaller integer, and 1 at 0.
+INFINILM_INLINE vec exp2_roughly(vec x) {
+#if INFINILM_EMULATED
+    const vec shift = set1(0x1.8p23f);
+    vec floor = x + shift - shift;
+    floor = floor > x ? floor - 1.0f : floor;
+    const vec f = x - floor;
+#else
+    const vec f = _mm512_maskz_reduce_ps(0xffff, x, 0x09);  // by rounding down
+#endif
+    vec p = set1(0x1.b7f736p-7f);
+    p = fma(p, f, set1(0x1.abf866p-5f));
+    p = fma(p, f, set1(0x1.ee2452p-3f));
+    p = fma(p, f, set1(0x1.62d6c6p-1f));
+    p = fma(p, f, set1(1.0f));
+#if INFINILM_EMULATED
+    const vec scaled = as_float(as_uint(p) + ((uvec) __builtin_convertvector(floor, ivec) << 23));
+    return x < -126.0f ? zero() : x != x ? x : scaled;
+#else
+    return _mm512_maskz_scalef_ps(0xffff, p, x);
+#endif
+}
+// The weights are added up as they were rounded.
+INFINILM_INLINE vec weigh(const float* scores, vec largest, Bf16* weights, vec sum) {
+    const dvec pairs = narrow_pairs(exp2_roughly(load(scores) - largest), exp2_roughly(load(scores + width) - largest));
+    store_uint(weights, (uvec)pairs);
+    return dot(sum, pairs, (dvec)set1_uint(0x3f803f80u));
+}
+#endif
+
 // ---- Weighted values ----
 
-// sums[i][...] += weights[i * chunk_keys + k] * values[k * dim + ...] for k in [begin, end) in order; VECS vectors.
-template <int ROWS, int VECS>
-INFINILM_INLINE void value_tile(const float* weights, const float* values, int64_t begin, int64_t end, float* sums,
+// sums[i][...] += weights[i * chunk_keys + k] * values[k * dim + ...] for words k in [begin, end) in order; VECS
+// vectors.
+template <int ROWS, int VECS, class Word>
+INFINILM_INLINE void value_tile(const Word* weights, const Word* values, int64_t begin, int64_t end, float* sums,
                                 int64_t dim) {
     vec sum[ROWS][VECS];
     for (int i = 0; i < ROWS; ++i)
         for (int j = 0; j < VECS; ++j) sum[i][j] = load(sums + i * dim + j * width);
     for (int64_t k = begin; k < end; ++k) {
-        vec weight[ROWS];
-        for (int i = 0; i < ROWS; ++i) weight[i] = set1(weights[i * chunk_keys + k]);
+        decltype(broadcast(weights)) weight[ROWS];
+        for (int i = 0; i < ROWS; ++i) weight[i] = broadcast(weights + i * chunk_keys + k);
         for (int j = 0; j < VECS; ++j) {
-            const vec v = load(values + k * dim + j * width);
-            for (int i = 0; i < ROWS; ++i) sum[i][j] = fma(weight[i], v, sum[i][j]);
+            const auto v = load(values + k * dim + j * width);
+            for (int i = 0; i < ROWS; ++i) sum[i][j] = add_product(sum[i][j], weight[i], v);
         }
     }
     for (int i = 0; i < ROWS; ++i)
         for (int j = 0; j < VECS; ++j) store(sums + i * dim + j * width, sum[i][j]);
 }
 
-template <int ROWS>
-static void value_rows(const float* weights, const float* values, int64_t begin, int64_t end, float* sums,
-                       int64_t dim) {
+template <int ROWS, class Word>
+static void value_rows(const Word* weights, const Word* values, int64_t begin, int64_t end, float* sums, int64_t dim) {
     if (begin >= end) return;
     int64_t d = 0;
     if constexpr (tile_columns(ROWS) == 4)
@@ -279,6 +389,27 @@ static void value_rows(const float* weights, const float* values, int64_t begin,
     for (; d + 2 * width <= dim; d += 2 * width) value_tile<ROWS, 2>(weights, values + d, begin, end, sums + d, dim);
     if (d < dim) value_tile<ROWS, 1>(weights, values + d, begin, end, sums + d, dim);
 }
+
+// One row over the keys [begin, end).
+INFINILM_INLINE void value_row(const float* weights, const float* values, int64_t begin, int64_t end, float* sums,
+                               int64_t dim) {
+    value_rows<1>(weights, values, begin, end, sums, dim);
+}
+#if INFINILM_BF16_DOT
+// The same of pairs, one of which may be seen by half.
+static void value_row(const Pair* weights, const Pair* values, int64_t begin, int64_t end, float* sums, int64_t dim) {
+    const auto add_half = [&](int64_t word, uint32_t mask) {
+        for (int64_t d = 0; d < dim; d += width) {
+            const dvec half = (dvec)(load_uint(values + word * dim + d) & mask);
+            store(sums + d, dot(load(sums + d), broadcast(weights + word), half));
+        }
+    };
+    if (begin >= end) return;
+    if (begin % 2 == 1) add_half(begin / 2, 0xffff0000u);
+    value_rows<1>(weights, values, (begin + 1) / 2, end / 2, sums, dim);
+    if (end % 2 == 1 && end > begin) add_half(end / 2, 0x0000ffffu);
+}
+#endif
 
 // How far into a tile memory has been asked for.
 struct Place {

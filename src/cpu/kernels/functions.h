@@ -68,6 +68,9 @@ namespace infinilm::cpu::INFINILM_ISA {
 // linear_bf16.cpp
 extern const LinearKernels linear_bf16;
 
+// attention_bf16.cpp
+void attention_bf16(const CpuAttentionArgs& args, Share share);
+
 // linear_tiles.cpp: in place of linear_integers, where there are matrix tiles
 extern const LinearKernels linear_integer_tiles;
 

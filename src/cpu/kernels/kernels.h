@@ -95,6 +95,7 @@ struct LinearArgs {
     int64_t out_features;  // of the result; of gate alone, where up follows it
     bool pairs;            // panels of gate and of up take turns
     bool act_mul;          // .. and are joined: out[n] = activation(gate n) * up n; else [gate, up]
+    bool activates;        // without pairs: out[n] = activation(n)
     Activation activation;
     bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::linear_bf16: bf16 and e4m3)
     const float* bias;      // [num_panels, 16], in the order of the panels, or null
@@ -180,6 +181,7 @@ struct Kernels {
     // The most that is, whatever the sequences of num_tokens tokens; of the arguments only heads and head_dim count.
     size_t (*attention_most_shared_scratch_bytes)(const CpuAttentionArgs&, int64_t num_tokens, int64_t max_context_len);
     void (*attention)(const CpuAttentionArgs&, Share);  // one partial result per (token, head, fixed chunk of keys)
+    void (*attention_bf16)(const CpuAttentionArgs&, Share);   // the same of a cache in bf16; null as linear_bf16
     void (*attention_merge)(const CpuAttentionArgs&, Share);  // sums the partial results in order
     void (*embedding)(const EmbeddingArgs&, Share);
     void (*act_mul)(const ActMulArgs&, Share);

@@ -57,7 +57,7 @@ bool packs_x(const LinearArgs& args) {
 }
 
 // ---- x as the tiles read it: [blocks][groups of tokens][x_groups * 32 k of the block][x_rows][tokens] ----
-// Matrix tiles have the rows that are multiplied as [tokens][tile_words].
+// Integers and matrix tiles have the rows that are multiplied as [tokens][words_side_by_side].
 
 // Where x lies for the k from group `first_k` on; with several groups of tokens a block begins there.
 template <class F>
@@ -88,10 +88,9 @@ INFINILM_INLINE void pack_row(const LinearArgs& args, Groups groups, int64_t gro
         }
         uint32_t rows[F::x_rows];
         F::convert(x, rows);
-        int n = 0;
-        if constexpr (is_tile<F>)
-            for (; n < F::tile_words; ++n) to[i * F::tile_words + n] = rows[n];
-        for (; n < F::x_rows; ++n) to[n * T + i] = rows[n];
+        constexpr int side_by_side = words_side_by_side<F>;
+        memcpy(to + i * side_by_side, rows, side_by_side * sizeof(uint32_t));
+        for (int n = side_by_side; n < F::x_rows; ++n) to[n * T + i] = rows[n];
     }
 }
 
@@ -118,37 +117,55 @@ void pack_x(const LinearArgs& args, Share share) {
 
 // ---- Outputs ----
 
+// What the sums of some outputs of a panel are multiplied by, and what is added.
+struct Affine {
+    vec scale = set1(1), bias = set1(-0.0f);  // which change nothing
+    INFINILM_MEMBER Affine(const LinearArgs& args, int64_t at) {
+        if (args.weight.format == Format::int8) scale = load((const float*)args.weight.scales + at);
+        if (args.weight.format == Format::f8_row && args.multiply_bf16)
+            scale = load((const float*)args.weight.scales + at) * f8_to_scale;
+        if (args.bias) bias = load(args.bias + at);
+    }
+    INFINILM_MEMBER vec of(const float* sums) const { return load(sums) * scale + bias; }
+};
+
 // Writes a pair of panels for the tokens of a group. sums: [2 panels][group_tokens][16], of which num_tokens count
 void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens, const float* sums, int group_tokens) {
-    for (int i = 0; i < num_tokens; ++i) {
-        for (int p = 0; p < (args.act_mul ? 1 : 2); ++p) {
-            const int64_t column = (args.pairs ? pair : 2 * pair + p) * panel_outputs;
-            const int64_t first = args.pairs && p == 1 ? args.out_features : 0;  // of up
-            for (int part = 0; part < panel_parts; ++part) {
-                const int64_t left = args.out_features - column - part * width;
-                if (left <= 0) break;
-                const auto value = [&](int panel) __attribute__((always_inline)) {
-                    const int64_t at = (2 * pair + panel) * panel_outputs + part * width;
-                    vec v = load(sums + (panel * group_tokens + i) * panel_outputs + part * width);
-                    if (args.weight.format == Format::int8) v *= load((const float*)args.weight.scales + at);
-                    if (args.weight.format == Format::f8_row && args.multiply_bf16)
-                        v *= load((const float*)args.weight.scales + at) * f8_to_scale;
-                    return args.bias ? v + load(args.bias + at) : v;
-                };
-                vec v = value(p);
-                if (args.act_mul) v = act_mul(args.activation, v, value(1));
-                const int64_t at = first + column + part * width;
-                const int count = (int)smaller(left, width);
-                float* const out = args.out + (token + i) * args.out_stride + at;
-                const float* const residual = args.residual + (token + i) * args.residual_stride + at;
-                if (count == width) {
-                    if (args.residual) v += load(residual);
-                    store(out, v);
-                } else {
-                    if (args.residual) v += load_partial(residual, count);
-                    store_partial(out, v, count);
+    const int64_t out_stride = args.out_stride, residual_stride = args.residual_stride;
+    const Activation activation = args.activation;
+    for (int p = 0; p < (args.act_mul ? 1 : 2); ++p) {
+        const int64_t column = (args.pairs ? pair : 2 * pair + p) * panel_outputs;
+        const int64_t first = args.pairs && p == 1 ? args.out_features : 0;  // of up
+        for (int part = 0; part < panel_parts; ++part) {
+            const int count = (int)smaller(args.out_features - column - part * width, width);
+            if (count <= 0) break;
+            const int64_t in_panel = part * width, at = first + column + in_panel;
+            const Affine of_panel(args, (2 * pair + p) * panel_outputs + in_panel);
+            const Affine of_up(args, (2 * pair + 1) * panel_outputs + in_panel);
+            const float* from = sums + p * group_tokens * panel_outputs + in_panel;
+            float* out = args.out + token * out_stride + at;
+            const float* residual = args.residual ? args.residual + token * residual_stride + at : nullptr;
+            // Without a condition that depends on a token: few numbers follow from each sum.
+            const auto write = [&](auto value) __attribute__((always_inline)) {
+                for (int i = 0; i < num_tokens; ++i, from += panel_outputs, out += out_stride) {
+                    vec v = value(from);
+                    if (residual) v += count == width ? load(residual) : load_partial(residual, count);
+                    if (residual) residual += residual_stride;
+                    if (count == width)
+                        store(out, v);
+                    else
+                        store_partial(out, v, count);
                 }
-            }
+            };
+            if (args.act_mul)
+                write([&](const float* gate) __attribute__((always_inline)) {
+                    return act_mul(activation, of_panel.of(gate), of_up.of(gate + group_tokens * panel_outputs));
+                });
+            else if (args.activates)
+                write([&](const float* one)
+                          __attribute__((always_inline)) { return activate(activation, of_panel.of(one)); });
+            else
+                write([&](const float* one) __attribute__((always_inline)) { return of_panel.of(one); });
         }
     }
 }

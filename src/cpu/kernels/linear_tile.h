@@ -32,6 +32,13 @@ template <class F>
 constexpr int64_t of_x(int64_t k_groups) {
     return (k_groups + F::x_groups - 1) / F::x_groups;
 }
+// Rows of x that a token has side by side; of each of the others it is one of several tokens.
+template <class F>
+constexpr int words_side_by_side = [] {
+    if constexpr (is_tile<F>) return F::tile_words;
+    if constexpr (is_integer<F>) return F::x_quads;
+    return 0;
+}();
 // Groups of 32 k of a block.
 template <class F>
 constexpr int64_t block_groups = is_integer<F> ? 32 : 16;
@@ -80,7 +87,7 @@ constexpr int next_tokens(int tokens) {
 
 struct TileArgs {
     int64_t k_groups;            // of the block, 32 k each
-    const uint32_t* x;           // [k_groups / x_groups][x_rows][T]
+    const uint32_t* x;           // [k_groups / x_groups][x_rows][T], see words_side_by_side
     const char* weights;         // lines of the first panel
     const char* scales;          // and its scales
     const PackedWeight* weight;  // which these are of
@@ -275,7 +282,7 @@ void multiply_integers(const TileArgs& args) {
                     }
 #pragma GCC unroll 16
                     for (int i = 0; i < T; ++i) {
-                        ivec quad = F::broadcast(x + (g * F::num_quads + n) * T + i);
+                        ivec quad = F::broadcast(x + i * F::x_quads + g * F::num_quads + n);
                         if (together > 1) keep_in_register(quad);
 #pragma GCC unroll 2
                         for (int v = 0; v < together; ++v) dots[i][v] = Dot::add(dots[i][v], w[v], quad);

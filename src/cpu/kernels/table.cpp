@@ -32,6 +32,11 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .attention_shared_scratch_bytes = floats::attention_shared_scratch_bytes,
     .attention_most_shared_scratch_bytes = floats::attention_most_shared_scratch_bytes,
     .attention = floats::attention,
+#if INFINILM_BF16_DOT
+    .attention_bf16 = isa::attention_bf16,
+#else
+    .attention_bf16 = nullptr,
+#endif
     .attention_merge = floats::attention_merge,
     .embedding = floats::embedding,
     .act_mul = floats::act_mul,

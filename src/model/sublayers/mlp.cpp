@@ -75,6 +75,7 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
                         .out = inner,
                         .activation = activation_};
     if (!Tap::active && joined_) return ops::linear(s.backend, linear);
+    if (!Tap::active && !gated_) return ops::linear_act(s.backend, linear);
 
     const Buffer& buffer = gated_ ? gate_up_ : inner_;
     const TensorView gate_up = s.view(buffer);
