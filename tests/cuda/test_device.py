@@ -127,6 +127,7 @@ GOLDEN = (
     "kimi-k25",
     "deepseek-v2",
     "glm4-moe-lite",
+    "glm-moe-dsa",
     "youtu",
 )
 
