@@ -9,6 +9,7 @@
 // matrix instructions.
 #include "cuda/attention/kernels.h"
 #include "cuda/core/launch.cuh"
+#include "cuda/core/norm.cuh"
 #include "cuda/core/visit.cuh"
 
 namespace infinilm::cuda {

@@ -88,7 +88,7 @@ class DynamicCache:
         return self._keys[layer][row, :end], self._values[layer][row, :end]
 
     def append_index(self, layer: int, row: int, keys: Array) -> Array:
-        """Write what keys are chosen by of new tokens, [num_tokens, 1, index_dim], as `append`; return all of the row."""
+        """Write what keys are chosen by, [num_tokens, 1, index_dim], as `append` does; return that of all tokens."""
         known = self._index_keys.get((layer, row), keys[:0])[: self.lengths[row]]
         self._index_keys[layer, row] = np.concatenate([known, keys])
         return self._index_keys[layer, row]

@@ -96,8 +96,8 @@ def attend(
     head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p, or, where windows are chunks,
     from the last multiple of w on. If it is two_way, a window reaches as far in the other direction. A head's sink, of
     [num_heads], joins the softmax of its scores, with no value. The bias of a head, of [num_heads, distances], is added
-    to its scores by the distance from a query to a key, the one of distance 0 being in the middle. `visible`, [num_tokens,
-    length] bool: the keys that each token reads, in place of those that it sees.
+    to its scores by the distance from a query to a key, the one of distance 0 being in the middle.
+    `visible`, [num_tokens, length] bool: the keys that each token reads, in place of those that it sees.
     """
     num_tokens, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = k.shape
