@@ -28,7 +28,7 @@ cudaError_t qk_norm_rope_store_kv(const QkNormRopeStoreArgs&, cudaStream_t);
 
 // ---- the keys that attention reads -------------------------------------------------------------------------------
 
-// head_dim is a multiple of 8. The queries of a token lie in shared memory: at most args/attention.h's most_index_size.
+// head_dim is a multiple of 8. The queries of a token lie in shared memory: at most most_index_size elements.
 cudaError_t choose_keys(const ChooseKeysArgs&, cudaStream_t);
 
 // ---- attention ---------------------------------------------------------------------------------------------------

@@ -54,9 +54,6 @@ struct AttentionArgs {
     Element type;
 };
 
-// Elements of the heads of an indexer that GPUs have room for: 44 KiB of shared memory.
-constexpr int most_index_size = 11264;
-
 // See ChooseKeysParams in ops/backend.h.
 struct ChooseKeysArgs {
     const void* q;                // [num_tokens, num_heads, head_dim] T, tokens q_stride elements apart

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "args/delta_limits.h"
+#include "args/index_limits.h"
 #include "core/activation.h"
 #include "core/range.h"
 #include "core/scoring.h"

@@ -60,7 +60,7 @@ def test_half_precision_is_close(name: str, dtype: str, isa: str) -> None:
     with llm:
         logits = llm.forward(expected["input_ids"].tolist())
         num_roundings = 7 * llm.config.num_hidden_layers + 2
-        # Of two keys that are nearly as good, rounding may choose the other: tokens that see more are left out.
+        # Rounding may choose the other of two keys that are nearly as good: tokens that see more are left out.
         end = llm.config.index_topk
     epsilon = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
     logits, golden = logits[:end], expected["logits"][:end]

@@ -55,7 +55,7 @@ class Keys:
         self.weights = numbers(int(self.edges[-1]), num_heads)
 
     def slots(self, seq: int, count: int) -> Array:
-        """Those of the first keys of a sequence."""
+        """Where the first keys of a sequence lie."""
         keys = np.arange(count)
         return self.table[seq, keys // self.block_size] * self.block_size + keys % self.block_size
 

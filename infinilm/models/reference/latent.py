@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from infinilm._core import IndexerSpec, LatentSpec
@@ -19,7 +21,7 @@ def latent_attention(s: Step, spec: LatentSpec, h: Array) -> Array:
     """
     num_tokens, num_heads = len(h), spec.num_heads
     at, bias, table = s.name("self_attn"), spec.latent_bias, s.ropes[spec.rope]
-    chosen: list[Array | None] = [None] * len(s.rows)
+    chosen: Sequence[Array | None] = [None] * len(s.rows)
     read, name = h, "q_proj"
     if spec.q_rank:
         q_latent = s.linear(h, f"{at}.q_a_proj", bias)

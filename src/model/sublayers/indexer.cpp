@@ -4,6 +4,19 @@
 
 namespace infinilm {
 
+void IndexerSpec::check(int q_rank, int rope_dim) const {
+    require_spec(num_heads > 0 && head_dim >= rope_dim && top_k > 0 && q_rank > 0,
+                 "an indexer needs a latent of queries, heads of at least ", rope_dim,
+                 " elements, which RoPE turns, and keys to choose; got a latent of ", q_rank, ", ", num_heads,
+                 " heads of ", head_dim, " and ", top_k, " keys");
+}
+
+const char* IndexerSpec::only_on_cpus() const {
+    const bool fits = int64_t{num_heads} * head_dim <= most_index_size;
+    if (fits && head_dim % 8 == 0) return nullptr;
+    return fits ? "indexers whose heads are no multiple of 8" : "indexers of more than 11264 elements together";
+}
+
 Indexer::Indexer(const IndexerSpec& spec, int rope, BufferPlan& plan) : spec_(spec), rope_(rope) {
     slots_ = plan.add({.name = "chosen_slots", .columns = spec.top_k, .dtype = DType::int32});
     if (spec.shared) return;

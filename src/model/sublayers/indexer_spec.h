@@ -2,7 +2,6 @@
 // indexer.h.
 #pragma once
 
-#include "args/attention.h"
 #include "model/sublayers/sublayer_spec.h"
 
 namespace infinilm {
@@ -16,17 +15,8 @@ struct IndexerSpec {
     bool shared = false;  // it has no weights: a token reads the keys that it chose in the layer before
     float norm_eps = 0;
 
-    void check(int q_rank, int rope_dim) const {
-        require_spec(num_heads > 0 && head_dim >= rope_dim && top_k > 0 && q_rank > 0,
-                     "an indexer needs a latent of queries, heads of at least ", rope_dim,
-                     " elements, which RoPE turns, and keys to choose; got a latent of ", q_rank, ", ", num_heads,
-                     " heads of ", head_dim, " and ", top_k, " keys");
-    }
-    const char* only_on_cpus() const {
-        return int64_t{num_heads} * head_dim > most_index_size || head_dim % 8 != 0
-                   ? "indexers of so many elements, or of heads that are no multiple of 8"
-                   : nullptr;
-    }
+    void check(int q_rank, int rope_dim) const;  // of the latent attention that it is part of
+    const char* only_on_cpus() const;
     int64_t cost_of_pair() const { return shared ? 0 : int64_t{num_heads} * head_dim; }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.

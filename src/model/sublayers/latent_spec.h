@@ -31,7 +31,7 @@ struct LatentSpec {
     LatentSpec local(Shard shard) const;
     CacheSpec cache() const;
     const char* only_on_cpus() const { return indexer ? indexer->only_on_cpus() : nullptr; }
-    // Of chosen rows as many as there may be.
+    // Where rows are chosen, as many count for each token as it may choose.
     CostSpec cost() const {
         const int64_t of_row = int64_t{num_heads} * (row_dim() + kv_rank);
         if (!indexer) return {.of_pair = of_row};
