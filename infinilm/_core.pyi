@@ -139,6 +139,8 @@ class Backend:
 
     def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False, position_bias: Tensor | None = None, two_way_seqs: Tensor | None = None) -> None: ...
 
+    def choose_keys(self, q: Tensor, weights: Tensor, k_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, slots: Tensor, k_scales: Tensor | None = None) -> None: ...
+
     def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2) -> None: ...
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
@@ -327,10 +329,50 @@ class AttentionSpec:
 
     def __repr__(self) -> str: ...
 
+class IndexerSpec:
+    """An indexer, by which a token chooses the keys that it reads."""
+
+    def __init__(self, num_heads: int = 0, head_dim: int = 0, top_k: int = 0, shared: bool = False, norm_eps: float = 0.0) -> None: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @num_heads.setter
+    def num_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @head_dim.setter
+    def head_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def top_k(self) -> int:
+        """Keys that a token reads."""
+
+    @top_k.setter
+    def top_k(self, arg: int, /) -> None: ...
+
+    @property
+    def shared(self) -> bool:
+        """A token reads the keys that it chose in the layer before."""
+
+    @shared.setter
+    def shared(self, arg: bool, /) -> None: ...
+
+    @property
+    def norm_eps(self) -> float:
+        """Epsilon in the LayerNorm of keys."""
+
+    @norm_eps.setter
+    def norm_eps(self, arg: float, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class LatentSpec:
     """Attention whose keys and values are made of a latent of each token."""
 
-    def __init__(self, num_heads: int = 0, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0, softmax_scale: float = 0.0, rope: int = -1, q_scale: int = -1, latent_bias: bool = False, out_bias: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0, softmax_scale: float = 0.0, rope: int = -1, q_scale: int = -1, latent_bias: bool = False, out_bias: bool = False, indexer: IndexerSpec | None = None) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -411,6 +453,13 @@ class LatentSpec:
 
     @out_bias.setter
     def out_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def indexer(self) -> IndexerSpec | None:
+        """By which each token chooses what it reads; None: it reads all."""
+
+    @indexer.setter
+    def indexer(self, value: IndexerSpec | None) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1083,7 +1132,7 @@ class RopeSpec:
 class CacheSpec:
     """What a layer keeps of the tokens before, and how its heads read it."""
 
-    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ..., log_columns: int = 0) -> None: ...
+    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, index_dim: int = 0, top_k: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ..., log_columns: int = 0) -> None: ...
 
     @property
     def kind(self) -> str: ...
@@ -1119,6 +1168,22 @@ class CacheSpec:
 
     @value_dim.setter
     def value_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def index_dim(self) -> int:
+        """
+        Elements of what keys are chosen by, beside a latent; 0: there is none.
+        """
+
+    @index_dim.setter
+    def index_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def top_k(self) -> int:
+        """Tokens that a token reads, chosen among those that it sees; 0: all."""
+
+    @top_k.setter
+    def top_k(self, arg: int, /) -> None: ...
 
     @property
     def sliding_window(self) -> int:

@@ -48,12 +48,6 @@ REFUSED: tuple[Refused, ...] = (
         "gemma3n gemma3ntext",
     ),
     Refused(
-        "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM",
-        "latent attention that chooses some of the tokens before (`index_topk`)",
-        "DeepseekV3ForCausalLM",
-        "deepseek32 glmdsa",
-    ),
-    Refused(
         "Mamba2ForCausalLM Zamba2ForCausalLM",
         "models without attention; an attention that several layers share, of which each has adapters of its own",
         "BambaForCausalLM",

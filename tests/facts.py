@@ -21,6 +21,7 @@ ROOMS: tuple[type, ...] = (
     _core.LayerSpec,
     _core.AttentionSpec,
     _core.LatentSpec,
+    _core.IndexerSpec,
     _core.DeltaSpec,
     _core.ShortConvSpec,
     _core.MambaSpec,

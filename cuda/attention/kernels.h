@@ -26,6 +26,11 @@ cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
 
 cudaError_t qk_norm_rope_store_kv(const QkNormRopeStoreArgs&, cudaStream_t);
 
+// ---- the keys that attention reads -------------------------------------------------------------------------------
+
+// head_dim is a multiple of 8. The queries of a token lie in shared memory: at most most_index_size elements.
+cudaError_t choose_keys(const ChooseKeysArgs&, cudaStream_t);
+
 // ---- attention ---------------------------------------------------------------------------------------------------
 
 // Heads: head_dim is a multiple of 8, at most 256, 512 or 576. Norms of heads are float32.

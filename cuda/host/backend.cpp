@@ -117,6 +117,10 @@ public:
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
+    void choose_keys(const ChooseKeysParams& p) override {
+        activate();
+        run(cuda::choose_keys(choose_keys_args(p), stream_), "choose_keys", p.q.shape());
+    }
     void act_mul(const ActMulParams&) override;
     void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;

@@ -15,6 +15,7 @@ from infinilm.config.families import family_of
 from infinilm.config.families.names import TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.sublayers.delta import delta_spec, state_layers
+from infinilm.config.sublayers.indexer import indexer_spec
 from infinilm.config.sublayers.latent import latent_spec
 
 __all__ = ["HeadRows", "order_of_pairs", "rows_by_head", "tiled_heads"]
@@ -80,12 +81,23 @@ def _rows_of_latents(config: ModelConfig) -> dict[str, HeadRows]:
     latent = latent_spec(config, config.rope_parameters)
     assert latent is not None
     num_heads, rope_dim, nope_dim, kv_rank = latent.num_heads, latent.rope_dim, latent.nope_dim, latent.kv_rank
-    neighbours = family_of(config.architecture).rope_pairs == "neighbours" and config.rope_interleave
+    family = family_of(config.architecture)
+    neighbours = family.rope_pairs == "neighbours" and config.rope_interleave
     turned = order_of_pairs(rope_dim, rope_dim) if neighbours else np.arange(rope_dim)
 
     def of_heads(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
         heads: npt.NDArray[np.int64] = np.arange(0, num_heads * size, size)[:, None] + rows
         return heads.reshape(-1)
+
+    def of_indexer() -> dict[str, HeadRows]:
+        indexer = indexer_spec(config)
+        if indexer is None or not (neighbours and family.indexer_turns_neighbours):
+            return {}
+        key = order_of_pairs(indexer.head_dim, rope_dim)
+        queries = (np.arange(0, indexer.num_heads * indexer.head_dim, indexer.head_dim)[:, None] + key).reshape(-1)
+        orders = {"wq_b": queries, "wk": key, "k_norm": key}
+        names = {module: f"self_attn.indexer.{module}" for module in orders}
+        return {names[module]: HeadRows(names[module], order, len(order)) for module, order in orders.items()}
 
     query = np.concatenate([nope_dim + turned, np.arange(nope_dim)])
     q_proj = "self_attn.q_b_proj" if latent.q_rank else "self_attn.q_proj"
@@ -97,4 +109,5 @@ def _rows_of_latents(config: ModelConfig) -> dict[str, HeadRows]:
         "self_attn.kv_a_proj": HeadRows("self_attn.kv_a_proj_with_mqa", row, latent.row_dim),
         "self_attn.k_b_proj": HeadRows(kv_b_proj, of_heads(np.arange(nope_dim), key_value), num_rows, num_heads),
         "self_attn.v_b_proj": HeadRows(kv_b_proj, of_heads(np.arange(nope_dim, key_value), key_value), num_rows),
+        **of_indexer(),
     }

@@ -10,6 +10,7 @@ from typing import Any
 from infinilm.config.sublayers.attention import AttentionConfig
 from infinilm.config.sublayers.delta import DeltaConfig
 from infinilm.config.sublayers.experts import ExpertConfig
+from infinilm.config.sublayers.indexer import IndexerConfig
 from infinilm.config.sublayers.latent import LatentConfig
 from infinilm.config.sublayers.layer_shapes import LayerShapeConfig
 from infinilm.config.sublayers.mamba import MambaConfig, MultiplierConfig
@@ -23,6 +24,7 @@ __all__ = ["COMMON_DEFAULTS", "ModelFields"]
 class ModelFields(
     LayerShapeConfig,
     LatentConfig,
+    IndexerConfig,
     MultiplierConfig,
     MambaConfig,
     ShortConvConfig,
@@ -93,6 +95,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
             MambaConfig,
             MultiplierConfig,
             LatentConfig,
+            IndexerConfig,
             LayerShapeConfig,
             ModelFields,
         )

@@ -31,6 +31,7 @@ from infinilm.config.families import Family, family_of
 from infinilm.config.fields import ModelFields
 from infinilm.config.sublayers.delta import delta_spec, state_layers
 from infinilm.config.sublayers.experts import experts_spec
+from infinilm.config.sublayers.indexer import indexer_spec, shares_choice
 from infinilm.config.sublayers.latent import latent_spec, query_dim
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
@@ -188,10 +189,10 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
     has_experts, experts = experts_spec(config, family.routing, mlp)
 
-    def layer_spec(layer: int, *, is_dense: bool = False) -> LayerSpec:
+    def layer_spec(layer: int, *, is_head: bool = False) -> LayerSpec:
         kind = config.layer_types[layer] if family.lone_sublayers and config.layer_types else None
-        mixer, beside = (None, None) if kind in LONE_SUBLAYERS else make_mixers(layer)
-        of_experts = has_experts[layer] and not is_dense
+        mixer, beside = (None, None) if kind in LONE_SUBLAYERS else make_mixers(layer, is_head)
+        of_experts = has_experts[layer] and not (is_head and family.routing.dense_head)
         has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not of_experts
         return LayerSpec(
             mixer,
@@ -230,7 +231,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         mtp=None
         if mtp is None or mtp.eagle3 is not None
         else MtpSpec(
-            layer_spec(_last_with_attention(state_layers(config)), is_dense=family.routing.dense_head),
+            layer_spec(_last_with_attention(state_layers(config)), is_head=True),
             mtp.quantization or "none",
             mtp.lm_head_size,
         ),
@@ -281,11 +282,12 @@ def _last_with_attention(has_state: Sequence[bool]) -> int:
 
 def _mixers(
     family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], ropes: _Ropes
-) -> Callable[[int], tuple[Mixer | None, Mixer | None]]:
-    """Return what makes the mixer of a layer, and that beside it."""
+) -> Callable[[int, bool], tuple[Mixer | None, Mixer | None]]:
+    """Return what makes the mixer of a layer, or of an MTP head that is like it, and that beside it."""
     qkv_bias = _decided(family, "attention_bias", family.qkv_bias, config)
     out_bias = config.attention_bias if isinstance(family.out_bias, str) else family.out_bias
     latent, qk_norm = latent_spec(config, config.rope_parameters), _qk_norm(family, config)
+    indexer, shared = indexer_spec(config), shares_choice(config)
     before, behind, of_keys = (
         multipliers(key, [getattr(config, key)], 1)[0]
         for key in ("attention_in_multiplier", "attention_out_multiplier", "key_multiplier")
@@ -298,7 +300,7 @@ def _mixers(
     state = (mamba_spec(config) if mamba else delta_spec(config, family.decay)) if any(has_state) else None
     conv = short_conv_spec(config) if any(has_conv) else None
 
-    def mixers(layer: int) -> tuple[Mixer | None, Mixer | None]:
+    def mixers(layer: int, is_head: bool) -> tuple[Mixer | None, Mixer | None]:
         if state is not None and has_state[layer]:
             return state, attention(layer) if family.attention_beside else None
         if conv is not None and has_conv[layer]:
@@ -306,6 +308,9 @@ def _mixers(
         if latent is not None:
             latent.rope, latent.latent_bias, latent.out_bias = ropes.of_layer[layer], qkv_bias, out_bias
             latent.q_scale = ropes.of_queries[layer]
+            if indexer is not None:
+                indexer.shared = shared[layer] and not is_head
+                latent.indexer = indexer
             return latent, None
         return attention(layer), None
 

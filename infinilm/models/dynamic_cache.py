@@ -41,6 +41,7 @@ class DynamicCache:
             np.zeros((num_rows, 0, num_kv_heads, head_dim), dtype) for num_kv_heads, head_dim in heads
         ]
         self._values: list[Array] = [keys.copy() for keys in self._keys]
+        self._index_keys: dict[tuple[int, int], Array] = {}  # by layer and row: [length, 1, index_dim]
         self._states: dict[tuple[int, int], tuple[Array, ...]] = {}  # by layer and row
         self._new_states: dict[tuple[int, int], tuple[Array, ...]] = {}
 
@@ -85,6 +86,12 @@ class DynamicCache:
         self._keys[layer][row, begin:end] = keys
         self._values[layer][row, begin:end] = values
         return self._keys[layer][row, :end], self._values[layer][row, :end]
+
+    def append_index(self, layer: int, row: int, keys: Array) -> Array:
+        """Write what keys are chosen by, [num_tokens, 1, index_dim], as `append` does; return that of all tokens."""
+        known = self._index_keys.get((layer, row), keys[:0])[: self.lengths[row]]
+        self._index_keys[layer, row] = np.concatenate([known, keys])
+        return self._index_keys[layer, row]
 
     def seen(self, layer: int, row: int, num_new: int) -> tuple[Array, Array]:
         """Return what `append` returned of a row in a layer, where it wrote `num_new` tokens."""

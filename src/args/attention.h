@@ -54,4 +54,19 @@ struct AttentionArgs {
     Element type;
 };
 
+// See ChooseKeysParams in ops/backend.h.
+struct ChooseKeysArgs {
+    const void* q;                // [num_tokens, num_heads, head_dim] T, tokens q_stride elements apart
+    const float* weights;         // [num_tokens, num_heads], rows weights_stride apart
+    const void* k_cache;          // [num_blocks, block_size, head_dim]
+    const int32_t* block_table;   // [num_seqs, ..], rows block_table_stride apart
+    const int32_t* cu_seqlens_q;  // [num_seqs + 1]
+    const int32_t* context_lens;  // [num_seqs]
+    int32_t* slots;               // [num_tokens, top_k]
+    float* scores;                // scratch [num_score_rows, scores_stride]
+    int64_t q_stride, weights_stride, block_table_stride, scores_stride;
+    int num_tokens, num_seqs, num_heads, head_dim, block_size, top_k, num_score_rows;
+    Element type;
+};
+
 }  // namespace infinilm

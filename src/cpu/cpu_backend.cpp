@@ -91,6 +91,7 @@ public:
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
+    void choose_keys(const ChooseKeysParams&) override;
     void act_mul(const ActMulParams&) override;
     void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
@@ -454,6 +455,23 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                                kernels_.attention_bf16;
     run(multiply_bf16 ? kernels_.attention_bf16 : kernels_.attention, args, work);
     if (shared_bytes > 0) run(kernels_.attention_merge, args, static_cast<int64_t>(shared_bytes / sizeof(float)));
+}
+
+void CpuBackend::choose_keys(const ChooseKeysParams& p) {
+    CpuChooseKeysArgs args{
+        choose_keys_args(p), p.k_scales.as<const float>(), element(p.k_cache.dtype()), 0, 0, nullptr};
+    const auto* lens = p.context_lens.as<const int32_t>();
+    const int most_keys = args.num_seqs > 0 ? *std::max_element(lens, lens + args.num_seqs) : 0;
+    const ChosenAtOnce at_once = chosen_at_once(args.num_tokens, most_keys, args.top_k);
+    args.scratch = worker_scratch(kernels_.choose_keys_scratch_bytes(args));
+    args.scores = static_cast<float*>(shared_scratch(static_cast<size_t>(at_once.bytes())));
+    args.scores_stride = at_once.keys;
+    for (; args.first_token < args.num_tokens; args.first_token = args.last_token) {
+        args.last_token = static_cast<int>(std::min<int64_t>(args.first_token + at_once.tokens, args.num_tokens));
+        const int64_t scores = (args.last_token - args.first_token) * at_once.keys;
+        if (scores > 0) run(kernels_.score_keys, args, scores * args.num_heads * args.head_dim);
+        run(kernels_.choose_keys, args, 8 * scores + (args.last_token - args.first_token) * args.top_k);
+    }
 }
 
 void CpuBackend::act_mul(const ActMulParams& p) { run(kernels_.act_mul, act_mul_args(p), 8 * p.out.numel()); }

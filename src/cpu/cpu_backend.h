@@ -36,7 +36,14 @@ struct LargestCalls {
     int num_heads, num_kv_heads, head_dim;
     int value_dim;  // of a head
     int64_t max_context_len;
+    int index_head_dim = 0, index_top_k = 0;  // of what chooses keys; 0: nothing does
 };
+// The scores of tokens that choose keys at once: [tokens, keys] float32. keys 0: all have all that they see.
+struct ChosenAtOnce {
+    int64_t tokens, keys;
+    int64_t bytes() const { return tokens * keys * static_cast<int64_t>(sizeof(float)); }
+};
+ChosenAtOnce chosen_at_once(int64_t num_tokens, int64_t most_keys, int64_t top_k);
 struct ScratchBytes {
     int64_t of_a_thread, shared;
 };

@@ -7,6 +7,13 @@
 
 namespace infinilm::cpu {
 
+ChosenAtOnce chosen_at_once(int64_t num_tokens, int64_t most_keys, int64_t top_k) {
+    constexpr int64_t most_scores = int64_t{1} << 22;  // 16 MiB, and a multiple of whole vectors for each token
+    if (most_keys <= top_k) return {num_tokens, 0};
+    const int64_t keys = (most_keys + 255) / 256 * 256;
+    return {std::clamp<int64_t>(most_scores / keys, 1, std::max<int64_t>(num_tokens, 1)), keys};
+}
+
 ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls) {
     const Kernels& kernels = select_kernels(options.isa);
     const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16();
@@ -17,6 +24,13 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
     attention.value_dim = calls.value_dim;
     size_t of_a_thread = kernels.attention_scratch_bytes(attention);
     size_t shared = kernels.attention_most_shared_scratch_bytes(attention, calls.num_tokens, calls.max_context_len);
+    if (calls.index_top_k > 0) {
+        CpuChooseKeysArgs choice{};
+        choice.head_dim = calls.index_head_dim;
+        of_a_thread = std::max(of_a_thread, kernels.choose_keys_scratch_bytes(choice));
+        const ChosenAtOnce at_once = chosen_at_once(calls.num_tokens, calls.max_context_len, calls.index_top_k);
+        shared = std::max(shared, static_cast<size_t>(at_once.bytes()));
+    }
     constexpr int64_t most_padding = 32;  // tokens that a linear may have packed with its own, and alignment
     for (const auto& [num_tokens, in_features, count] : calls.linears) {
         LinearArgs linear{};

@@ -44,8 +44,8 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
         linears.push_back({.num_tokens = step.num_tokens, .in_features = step.most_rank, .count = step.num_adapters});
     CacheSpec widest;  // of all layers that read rows
     for (const CacheSpec& layer : spec.caches())
-        for (const auto size :
-             {&CacheSpec::num_heads, &CacheSpec::num_kv_heads, &CacheSpec::head_dim, &CacheSpec::value_dim})
+        for (const auto size : {&CacheSpec::num_heads, &CacheSpec::num_kv_heads, &CacheSpec::head_dim,
+                                &CacheSpec::value_dim, &CacheSpec::index_dim, &CacheSpec::top_k})
             widest.*size = std::max(widest.*size, layer.*size);
     const cpu::ScratchBytes scratch =
         cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},
@@ -55,7 +55,9 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                             .num_kv_heads = widest.num_kv_heads,
                             .head_dim = widest.head_dim,
                             .value_dim = widest.value_dim,
-                            .max_context_len = spec.max_model_len});
+                            .max_context_len = spec.max_model_len,
+                            .index_head_dim = widest.index_dim,
+                            .index_top_k = widest.top_k});
     const int threads = std::max(size, plan.num_threads > 0 ? plan.num_threads : default_num_threads());
     return size * (of_a_rank + scratch.shared) + threads * scratch.of_a_thread;
 }

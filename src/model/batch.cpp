@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <numeric>
+#include <span>
 
 #include "model/embedding_sum.h"
 #include "model/given.h"
@@ -60,6 +62,19 @@ Tensor on_each_axis(const Tensor& positions, const ModelSpec& spec) {
     for (int axis = 0; axis < spec.num_axes(); ++axis)
         std::copy_n(positions.as<const int32_t>(), num_tokens, all.as<int32_t>() + axis * num_tokens);
     return all;
+}
+
+// Sets token_starts and token_lens. top_k: see CacheSpec.
+void add_token_sequences(Batch& batch, int top_k) {
+    const int32_t num_tokens = static_cast<int32_t>(batch.input_ids.shape(0));
+    batch.token_starts = allocate_host(DType::int32, {num_tokens + 1});
+    batch.token_lens = allocate_host(DType::int32, {num_tokens});
+    const auto starts = std::span(batch.token_starts.as<int32_t>(), static_cast<size_t>(num_tokens) + 1);
+    std::iota(starts.begin(), starts.end(), 0);
+    const auto *begin = batch.cu_seqlens_q.as<const int32_t>(), *lens = batch.context_lens.as<const int32_t>();
+    for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
+        for (int32_t token = begin[s]; token < begin[s + 1]; ++token)
+            batch.token_lens.as<int32_t>()[token] = std::min(lens[s] - (begin[s + 1] - 1 - token), top_k);
 }
 
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
@@ -187,6 +202,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
     if (spec.num_axes() > 0 && !staged.rope_positions) staged.rope_positions = on_each_axis(batch.positions, spec);
     if (batch.given) stage_given(backend.activation_dtype(), spec, staged);
     if (spec.embedding_sum) staged.sum_rows = sum_rows(*spec.embedding_sum, batch.positions, batch.token_types);
+    if (cache.top_k() > 0) add_token_sequences(staged, cache.top_k());
     UpdateStepParams update{.previous_ids = staged.previous_ids, .rows = {}, .ids = {}, .table = {}, .entries = {}};
     DeviceQueue* const queue = backend.queue();
     if (queue) {
@@ -195,11 +211,15 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         const int64_t num_groups = batch.block_table.shape(0), num_seqs = batch.block_table.shape(1);
         table.reserve(backend, num_groups, num_seqs, std::max(batch.block_table.shape(2), most_columns));
         const std::vector<int32_t> entries = table.list(batch.block_table, batch.table_spans);
-        AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),
-                                                  .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
-                                                  .context_lens = batch.context_lens.as<const int32_t>(),
-                                                  .window_lens = batch.window_lens.as<const int32_t>()},
-                                                 cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
+        const AttentionLengths of_seqs{.num_seqs = batch.context_lens.shape(0),
+                                       .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
+                                       .context_lens = batch.context_lens.as<const int32_t>(),
+                                       .window_lens = batch.window_lens.as<const int32_t>()};
+        const AttentionLengths of_tokens{.num_seqs = batch.input_ids.shape(0),
+                                         .cu_seqlens_q = staged.token_starts.as<const int32_t>(),
+                                         .context_lens = staged.token_lens.as<const int32_t>()};
+        AttentionWork work = list_attention_work(cache.top_k() > 0 ? of_tokens : of_seqs, cache.attention_layers(),
+                                                 queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
         Tensor* const fields[] = {
             &staged.input_ids,    &staged.positions,       &staged.slot_mapping, &staged.cu_seqlens_q,
@@ -209,7 +229,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
             &staged.hidden_rows,  &staged.change_rows,     &staged.penalties,    &staged.num_logprobs,
             &staged.sum_rows,     &staged.rope_positions,  &staged.given_table,  &staged.given_of_token,
             &staged.patches,      &staged.patch_positions, &staged.apart_rows,   &staged.window_lens,
-            &staged.unit_squares, &staged.pooled_offsets};
+            &staged.unit_squares, &staged.pooled_offsets,  &staged.token_starts, &staged.token_lens};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});

@@ -69,6 +69,10 @@ struct Batch {
     bool return_logits = false;  // as they were before changes and masks
     // Set by stage() for models whose embedding is a sum, [num_tokens] int32: see EmbeddingSum.
     Tensor sum_rows = {};
+    // Set by stage() for models whose tokens choose the keys that they read, where each token is a sequence of its own:
+    // where it begins, [num_tokens + 1] int32, and how many keys it reads, [num_tokens] int32.
+    Tensor token_starts = {};
+    Tensor token_lens = {};
     // Set by stage() where embeddings are given: see Given.
     Tensor given_table = {};     // [given_levels, num_given + 1, hidden_size] activation
     Tensor given_of_token = {};  // [num_tokens] int32

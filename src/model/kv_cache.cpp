@@ -12,6 +12,13 @@ namespace {
 constexpr int64_t large_layer = 16 << 20;  // bytes
 constexpr int64_t small_block = 256;       // tokens
 
+constexpr int64_t num_score_rows = 128;  // tokens that a GPU lets choose keys at once: a block for each
+
+// That a token of a cache of so many sees.
+int64_t most_keys(const ModelSpec& model, int64_t num_tokens) {
+    return std::min<int64_t>(num_tokens, model.max_model_len);
+}
+
 // Whether a layer has its rows where the first one has: in encoders, whose steps read nothing of those before, layers
 // use the same memory one after the other.
 bool takes_turns(const ModelSpec& model, int layer) {
@@ -56,7 +63,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         if (needs_list && std::ranges::find(attention_layers_, reads) == attention_layers_.end())
             attention_layers_.push_back(reads);
     }
-    Before keys, values;
+    Before first, second;
     std::vector<int64_t> states;  // elements of a sequence, of each tensor of a state
     int64_t log_columns = 0;
     places_.resize(layers_.size());
@@ -73,26 +80,26 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
             continue;
         }
         owners_.push_back(layer);
-        const bool has_values = cache.rows_of_token() == 2;
         const int64_t num_blocks = spec.blocks_of(group(layer));
-        here = {num_blocks, cache.num_kv_heads, cache.head_dim, keys, values, has_values, states, log_columns};
+        here = {num_blocks, cache.num_kv_heads, cache.first_dim(), cache.second_dim(), first, second,
+                states,     log_columns};
         states.resize(std::max(states.size(), cache.states.size()));
         for (size_t i = 0; i < cache.states.size(); ++i) states[i] += elements_of(cache.states[i]);
         log_columns += cache.log_columns;
-        const auto add = [&](Before& before) {
-            before.elements += num_blocks * cache.kv_dim();
-            before.heads += num_blocks * cache.num_kv_heads;
+        const auto add = [&](Before& before, int64_t dim) {
+            before.elements += num_blocks * cache.num_kv_heads * dim;
+            if (dim > 0) before.heads += num_blocks * cache.num_kv_heads;
         };
-        add(keys);
-        if (has_values) add(values);
+        add(first, cache.first_dim());
+        add(second, cache.second_dim());
     }
     const auto allocate = [&](Tensor& rows, Tensor& scales, const Before& all) {
         rows = backend.allocate(spec.dtype, std::array{spec.block_size, all.elements});
         if (spec.dtype == DType::int8)
             scales = backend.allocate(DType::float32, std::array{spec.block_size, all.heads});
     };
-    allocate(k_, k_scales_, keys);
-    allocate(v_, v_scales_, values);
+    allocate(k_, k_scales_, first);
+    allocate(v_, v_scales_, second);
     if (any_state) {
         for (const int64_t elements : states)
             states_.push_back(backend.allocate(DType::float32, std::array{spec.num_states, elements}));
@@ -101,9 +108,12 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
                                     std::array{spec.num_states * spec.num_log_rows, log_columns});
         seen_.resize(static_cast<size_t>(spec.num_states));
     }
-    if (backend.device().kind == DeviceKind::cuda)
-        workspace_ =
-            backend.allocate(DType::uint8, std::array{workspace_bytes(model, spec.num_blocks * spec.block_size)});
+    if (backend.device().kind == DeviceKind::cuda) {
+        const int64_t num_tokens = spec.num_blocks * spec.block_size;
+        workspace_ = backend.allocate(DType::uint8, std::array{attention_bytes(model, num_tokens)});
+        if (top_k() > 0)
+            index_scores_ = backend.allocate(DType::float32, std::array{num_score_rows, most_keys(model, num_tokens)});
+    }
     // Attention jumps from block to block, and small pages make each jump a walk of page tables. Where a layer is small
     // or rows are long, whole large pages would be taken for a few tokens.
     const bool dense = k_.bytes() / own.size() >= large_layer && spec.block_size <= small_block;
@@ -113,16 +123,15 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     }
 }
 
-TensorView KvCache::rows(const Tensor& all, int layer, const Before& before) const {
-    const Place& place = this->place(layer);
-    const int64_t shape[] = {place.num_blocks, place.num_kv_heads, spec_.block_size, place.head_dim};
+TensorView KvCache::rows(const Tensor& all, const Place& place, const Before& before, int64_t dim) const {
+    const int64_t shape[] = {place.num_blocks, place.num_kv_heads, spec_.block_size, dim};
     const int64_t offset = spec_.block_size * before.elements;
     return {all.as<std::byte>() + offset * size_bytes(spec_.dtype), spec_.dtype, shape, all.device()};
 }
 
-TensorView KvCache::scales(const Tensor& all, int layer, const Before& before) const {
+TensorView KvCache::scales(const Tensor& all, const Place& place, const Before& before) const {
     if (!all) return {};
-    const int64_t shape[] = {place(layer).num_blocks, place(layer).num_kv_heads, spec_.block_size};
+    const int64_t shape[] = {place.num_blocks, place.num_kv_heads, spec_.block_size};
     return {all.as<float>() + spec_.block_size * before.heads, DType::float32, shape, all.device()};
 }
 
@@ -146,7 +155,7 @@ std::vector<TensorView> KvCache::blocks_of(int group) const {
     std::vector<TensorView> tensors;
     for (const int layer : owners_)
         if (this->group(layer) == group && layers_[static_cast<size_t>(layer)].owns_rows())
-            for (const TensorView& tensor : {k(layer), v(layer), k_scales(layer), v_scales(layer)})
+            for (const TensorView& tensor : {k(layer), second_rows(layer), k_scales(layer), second_scales(layer)})
                 if (tensor) tensors.push_back(tensor);
     return tensors;
 }
@@ -170,6 +179,11 @@ int KvCache::widest_window(int group) const {
 }
 
 int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
+    const int64_t score_rows = model.caches().front().top_k > 0 ? num_score_rows : 0;
+    return attention_bytes(model, num_tokens) + score_rows * most_keys(model, num_tokens) * size_bytes(DType::float32);
+}
+
+int64_t KvCache::attention_bytes(const ModelSpec& model, int64_t num_tokens) {
     if (model.dtype == DType::float32) return 0;
     const std::vector<CacheSpec> layers = model.caches();
     const int row_floats = attention_row_floats(std::ranges::max(layers, {}, &CacheSpec::head_dim).head_dim);
@@ -244,7 +258,8 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, bool windo
     for (int layer = own.begin; layer < own.end; ++layer) {
         const CacheSpec cache = model.layer(layer).cache();
         if (!cache.owns_rows() || takes_turns(model, layer) || (windows_only && cache.sliding_window == 0)) continue;
-        bytes += cache.rows_of_token() * (cache.kv_dim() * size_bytes(dtype) + cache.num_kv_heads * scale_bytes);
+        for (const int64_t dim : {cache.first_dim(), cache.second_dim()})
+            if (dim > 0) bytes += cache.num_kv_heads * (dim * size_bytes(dtype) + scale_bytes);
     }
     return bytes;
 }

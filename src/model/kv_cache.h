@@ -41,15 +41,14 @@ public:
     const KvCacheSpec& spec() const { return spec_; }
     // [num_blocks, num_kv_heads, block_size, head_dim], of a layer that shares them those of their owner.
     // Latents have only keys.
-    TensorView k(int layer) const { return rows(k_, layer, place(layer).keys); }
-    TensorView v(int layer) const {
-        return place(layer).has_values ? rows(v_, layer, place(layer).values) : TensorView();
-    }
+    TensorView k(int layer) const { return rows(k_, place(layer), place(layer).first, place(layer).first_dim); }
+    TensorView v(int layer) const { return is_latent(layer) ? TensorView() : second_rows(layer); }
+    // [num_blocks, 1, block_size, index_dim]: of a layer of latents what their keys are chosen by; else absent.
+    TensorView index_keys(int layer) const { return is_latent(layer) ? second_rows(layer) : TensorView(); }
     // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
-    TensorView k_scales(int layer) const { return scales(k_scales_, layer, place(layer).keys); }
-    TensorView v_scales(int layer) const {
-        return place(layer).has_values ? scales(v_scales_, layer, place(layer).values) : TensorView();
-    }
+    TensorView k_scales(int layer) const { return scales(k_scales_, place(layer), place(layer).first); }
+    TensorView v_scales(int layer) const { return is_latent(layer) ? TensorView() : second_scales(layer); }
+    TensorView index_scales(int layer) const { return is_latent(layer) ? second_scales(layer) : TensorView(); }
     // [num_states, ...]: tensor `index` of CacheSpec::states of a layer.
     TensorView state(int layer, size_t index) const;
     // [num_states, num_log_rows, CacheSpec::log_columns] activation, of a layer with a state; or absent: there is no
@@ -67,6 +66,9 @@ public:
     void begin_states(const Batch& batch);
     void end_states(const Batch& batch);
     int group(int layer) const { return groups_[static_cast<size_t>(layer)]; }
+    int top_k() const { return layers_.empty() ? 0 : layers_.front().top_k; }  // of all layers, see CacheSpec
+    // [num_score_rows, most keys of a token] float32 on a GPU, where tokens choose keys; else absent.
+    TensorView index_scores() const { return index_scores_; }
     TensorView workspace() const { return workspace_; }  // of attention on a GPU; else absent
     // What is kept of each block of a group, or of each state, in all layers of the rank: tensors whose first axis is
     // the number of the block or the state, see cache_entries.h. None for a group or states that there are not.
@@ -76,18 +78,19 @@ public:
     void set_state_len(int32_t state, int32_t num_tokens) { seen_.at(static_cast<size_t>(state)) = {num_tokens, 0}; }
     // Bytes of K and V, or of latents, in a rank's layers, or in those with a window alone; of an encoder in one layer.
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only);
-    static int64_t workspace_bytes(const ModelSpec& model,
-                                   int64_t num_tokens);  // on a GPU, of a cache of so many tokens
+    // On a GPU, of a cache of so many tokens: workspace() and index_scores().
+    static int64_t workspace_bytes(const ModelSpec& model, int64_t num_tokens);
 
 private:
+    static int64_t attention_bytes(const ModelSpec& model, int64_t num_tokens);
     // Where the rows of a layer begin: behind so many elements, and so many scales, for each token of a block.
     struct Before {
         int64_t elements = 0, heads = 0;
     };
     struct Place {
-        int64_t num_blocks, num_kv_heads, head_dim;
-        Before keys, values;
-        bool has_values;              // apart from the keys
+        int64_t num_blocks, num_kv_heads;
+        int64_t first_dim, second_dim;  // see CacheSpec; 0: there are no second rows
+        Before first, second;
         std::vector<int64_t> states;  // of each tensor, elements of one sequence in the layers before
         int64_t log_columns;          // in the layers before
     };
@@ -97,8 +100,17 @@ private:
         int32_t num_logged = 0;   // and drafts behind them, in its log
     };
     const Place& place(int layer) const { return places_[static_cast<size_t>(layer)]; }
-    TensorView rows(const Tensor& all, int layer, const Before& before) const;
-    TensorView scales(const Tensor& all, int layer, const Before& before) const;
+    bool is_latent(int layer) const { return layers_[static_cast<size_t>(layer)].kind == CacheKind::latent; }
+    TensorView second_rows(int layer) const {
+        const Place& own = place(layer);
+        return own.second_dim > 0 ? rows(v_, own, own.second, own.second_dim) : TensorView();
+    }
+    TensorView second_scales(int layer) const {
+        const Place& own = place(layer);
+        return own.second_dim > 0 ? scales(v_scales_, own, own.second) : TensorView();
+    }
+    TensorView rows(const Tensor& all, const Place& place, const Before& before, int64_t dim) const;
+    TensorView scales(const Tensor& all, const Place& place, const Before& before) const;
 
     KvCacheSpec spec_;
     std::vector<CacheSpec> layers_;  // see ModelSpec::caches
@@ -106,11 +118,12 @@ private:
     std::vector<Place> places_;   // of each of layers_, of which those of other stages are empty
     std::vector<int> owners_;     // layers that have rows or a state of their own here, in order
     std::vector<int> groups_;     // of each of layers_
-    Tensor k_, v_;                // the layers one behind the other; k_ also has latents
+    Tensor k_, v_;                // the layers one behind the other; k_ also has latents, v_ what chooses their keys
     Tensor k_scales_, v_scales_;  // the same
     std::vector<Tensor> states_;  // float32: of each tensor of a state those of all layers, of all sequences
     Tensor log_;                  // activation: of all layers
     std::vector<Seen> seen_;      // [num_states]
+    Tensor index_scores_;         // float32
     Tensor workspace_;            // uint8
 };
 

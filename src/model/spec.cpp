@@ -123,6 +123,19 @@ std::string fitting_sizes(const std::vector<Divided>& all) {
 
 }  // namespace
 
+// Layers that read the keys which the layer before chose have such a layer before them, in their stage of a pipeline.
+static void check_indexers(const ModelSpec& spec) {
+    const auto shares = [&](const LayerSpec& layer) {
+        const auto* latent = layer.mixer ? std::get_if<LatentSpec>(&*layer.mixer) : nullptr;
+        return latent && latent->indexer && latent->indexer->shared;
+    };
+    const int first = spec.own_layers().begin;
+    require_spec(!shares(spec.layers.front()), "layer 0 reads the keys that the layer before it chose; there is none");
+    require_spec(!shares(spec.layer(first)), "layer ", first, ", the first of a stage of a pipeline, reads the keys ",
+                 "that the layer before it chose; choose other stages");
+    require_spec(!spec.mtp || !shares(spec.mtp->layer), "an MTP head needs an indexer of its own");
+}
+
 static void check_position_bias(const ModelSpec& spec) {
     const auto num_heads = [](const LayerSpec& layer) {
         const auto* attention = layer.mixer ? std::get_if<AttentionSpec>(&*layer.mixer) : nullptr;
@@ -184,6 +197,9 @@ void validate(const ModelSpec& spec) {
                      "an MTP head has no vectors or scalars of its own, which all layers of this model have");
     }
     const std::vector<CacheSpec> caches = spec.caches();
+    check_indexers(spec);
+    require_spec(std::ranges::all_of(caches, [&](const CacheSpec& own) { return own.top_k == caches[0].top_k; }),
+                 "tokens choose as many keys in all layers, or in none");
     for (int layer = 0; layer < spec.num_layers; ++layer) check_owner(layer, caches);
 }
 

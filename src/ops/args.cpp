@@ -166,6 +166,29 @@ AttentionArgs attention_args(const AttentionParams& p) {
         .type = element(p.q.dtype())};
 }
 
+ChooseKeysArgs choose_keys_args(const ChooseKeysParams& p) {
+    return {.q = p.q.data(),
+            .weights = p.weights.as<const float>(),
+            .k_cache = p.k_cache.data(),
+            .block_table = p.block_table.as<const int32_t>(),
+            .cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>(),
+            .context_lens = p.context_lens.as<const int32_t>(),
+            .slots = p.slots.as<int32_t>(),
+            .scores = p.scores.as<float>(),
+            .q_stride = p.q.stride(0),
+            .weights_stride = p.weights.stride(0),
+            .block_table_stride = p.block_table.stride(0),
+            .scores_stride = stride(p.scores, 0),
+            .num_tokens = count(p.q.shape(0)),
+            .num_seqs = count(p.context_lens.shape(0)),
+            .num_heads = count(p.q.shape(1)),
+            .head_dim = count(p.q.shape(2)),
+            .block_size = count(p.k_cache.shape(2)),
+            .top_k = count(p.slots.shape(1)),
+            .num_score_rows = p.scores ? count(p.scores.shape(0)) : 0,
+            .type = element(p.q.dtype())};
+}
+
 CausalConvArgs causal_conv_args(const CausalConvParams& p) {
     return {.x = p.x.data(),
             .weight = p.weight.as<const float>(),

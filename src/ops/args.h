@@ -19,6 +19,7 @@ SoftCapArgs soft_cap_args(const SoftCapParams& p);
 CombineArgs combine_args(const ExpertsParams& p, const int32_t* part_of);  // part_of: see CombineArgs
 QkNormRopeStoreArgs rope_store_args(const RopeStoreParams& p);
 AttentionArgs attention_args(const AttentionParams& p);
+ChooseKeysArgs choose_keys_args(const ChooseKeysParams& p);
 CausalConvArgs causal_conv_args(const CausalConvParams& p);
 DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p);
 SelectiveScanArgs selective_scan_args(const SelectiveScanParams& p);

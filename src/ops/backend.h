@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "args/delta_limits.h"
+#include "args/index_limits.h"
 #include "core/activation.h"
 #include "core/range.h"
 #include "core/scoring.h"
@@ -212,6 +213,22 @@ struct AttentionParams {
     int list = 0;               // of that, for layers like this one
     AttentionList known = {};   // of that list
     TensorView workspace = {};  // uint8: for partial results, zero before the first use; see attention_workspace_bytes
+};
+
+// The keys of a paged cache that each token chooses among those that it sees, its own included: the top_k with the
+// largest sum over heads of weight * relu(q . k), of equals the earlier ones. A token that sees no more has all of
+// them. Sums are taken over head_dim, then over heads, in ascending order, so that a choice depends on the token and
+// its own keys alone.
+struct ChooseKeysParams {
+    TensorView q;         // [num_tokens, num_heads, head_dim] activation; tokens may be strided
+    TensorView weights;   // [num_tokens, num_heads] float32; rows may be strided
+    TensorView k_cache;   // [num_blocks, 1, block_size, head_dim]
+    TensorView k_scales;  // [num_blocks, 1, block_size] float32: of each row of an int8 k_cache; or absent
+    TensorView block_table, cu_seqlens_q, context_lens;  // see AttentionParams
+    // Out [num_tokens, top_k] int32: block * block_size + offset of each chosen key, in the order of the keys. So it is
+    // a block table of blocks of one key, where each token is a sequence. What is behind the chosen ones is undefined.
+    TensorView slots;
+    TensorView scores = {};  // scratch [num_rows, most keys of a token] float32; a CPU needs none
 };
 
 struct ActMulParams {
@@ -564,6 +581,7 @@ public:
     virtual void rope_table(const RopeTableParams&) = 0;
     virtual void qk_norm_rope_store_kv(const RopeStoreParams&) = 0;
     virtual void paged_attention(const AttentionParams&) = 0;
+    virtual void choose_keys(const ChooseKeysParams&) = 0;
     virtual void act_mul(const ActMulParams&) = 0;
     virtual void soft_cap(const SoftCapParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;

@@ -52,28 +52,35 @@ public:
     // The KV cache of an op's params: both of one dtype, with scales where that is int8. There may be no v_cache.
     template <class Params>
     void caches(const Params& p, Dim num_kv_heads, Dim head_dim) {
-        const bool is_int8 = p.k_cache.dtype() == DType::int8;
-        tensor("k_cache", p.k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim},
-               is_int8 ? std::optional(DType::int8) : std::nullopt);
-        contiguous("k_cache", p.k_cache);
+        key_cache(p, num_kv_heads, head_dim);
         if (p.v_cache) {
             tensor("v_cache", p.v_cache, {"num_blocks", num_kv_heads, "block_size", head_dim}, p.k_cache.dtype());
             contiguous("v_cache", p.v_cache);
         }
+        scales("v_scales", p.v_cache, p.v_scales, p.k_cache.dtype(), num_kv_heads);
+    }
+    // The keys alone.
+    template <class Params>
+    void key_cache(const Params& p, Dim num_kv_heads, Dim head_dim) {
+        tensor("k_cache", p.k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim},
+               p.k_cache.dtype() == DType::int8 ? std::optional(DType::int8) : std::nullopt);
+        contiguous("k_cache", p.k_cache);
         require((*this)["block_size"] > 0, "k_cache: block_size must be positive");
-        for (const auto& [argument, cache, scales] :
-             {std::tuple("k_scales", p.k_cache, p.k_scales), std::tuple("v_scales", p.v_cache, p.v_scales)}) {
-            require(static_cast<bool>(scales) == (cache && is_int8), argument,
-                    ": an int8 cache has scales, and no other has; k_cache is ", name(p.k_cache.dtype()));
-            if (!scales) continue;
-            tensor(argument, scales, {"num_blocks", num_kv_heads, "block_size"}, DType::float32);
-            contiguous(argument, scales);
-        }
+        scales("k_scales", p.k_cache, p.k_scales, p.k_cache.dtype(), num_kv_heads);
     }
 
     const DType activation;
 
 private:
+    void scales(std::string_view argument, const TensorView& cache, const TensorView& scales, DType dtype,
+                Dim num_kv_heads) {
+        require(static_cast<bool>(scales) == (cache && dtype == DType::int8), argument,
+                ": an int8 cache has scales, and no other has; k_cache is ", name(dtype));
+        if (!scales) return;
+        tensor(argument, scales, {"num_blocks", num_kv_heads, "block_size"}, DType::float32);
+        contiguous(argument, scales);
+    }
+
     Device device_;
 };
 
@@ -288,6 +295,33 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
                                 .block_size = check["block_size"],
                                 .sliding_window = p.sliding_window});
     backend.paged_attention(p);
+}
+
+void choose_keys(Backend& backend, const ChooseKeysParams& p) {
+    OpCheck check("choose_keys", backend);
+    check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
+    check.require(check["num_heads"] > 0 && check["head_dim"] > 0, "q: expected at least one element of one head");
+    if (p.q.stride(1) != p.q.shape(2))
+        check.fail("q: the heads of a token must be contiguous, got strides ", shape_string(p.q.strides()));
+    check.tensor("weights", p.weights, {"num_tokens", "num_heads"}, DType::float32);
+    check.key_cache(p, 1, "head_dim");
+    check_sequence_arrays(check, p);
+    check.tensor("slots", p.slots, {"num_tokens", "top_k"}, DType::int32);
+    check.contiguous("slots", p.slots);
+    check.require(check["top_k"] > 0, "slots: expected at least one key of a token");
+    if (p.scores) {
+        check.tensor("scores", p.scores, {"num_score_rows", "most_keys"}, DType::float32);
+        check.contiguous("scores", p.scores);
+    }
+    if (readable(p.cu_seqlens_q))
+        check_sequences(check, {.block_table = p.block_table,
+                                .cu_seqlens_q = p.cu_seqlens_q,
+                                .context_lens = p.context_lens,
+                                .num_tokens = check["num_tokens"],
+                                .num_blocks = check["num_blocks"],
+                                .block_size = check["block_size"],
+                                .sliding_window = 0});
+    backend.choose_keys(p);
 }
 
 void act_mul(Backend& backend, const ActMulParams& p) {

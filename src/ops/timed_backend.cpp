@@ -80,6 +80,10 @@ void TimedBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
 void TimedBackend::paged_attention(const AttentionParams& p) {
     timed("attention", [&] { inner_.paged_attention(p); });
 }
+void TimedBackend::choose_keys(const ChooseKeysParams& p) {
+    timed("indexer", [&] { inner_.choose_keys(p); });
+}
+
 void TimedBackend::act_mul(const ActMulParams& p) {
     timed("other", [&] { inner_.act_mul(p); });
 }

@@ -51,6 +51,7 @@ public:
     void rope_table(const RopeTableParams& p) override;
     void qk_norm_rope_store_kv(const RopeStoreParams& p) override;
     void paged_attention(const AttentionParams& p) override;
+    void choose_keys(const ChooseKeysParams& p) override;
     void act_mul(const ActMulParams& p) override;
     void soft_cap(const SoftCapParams& p) override;
     void gather_rows(const GatherRowsParams& p) override;

@@ -431,7 +431,17 @@ def layer_with(sliding_window):
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE},
         "experts": None,
         "mixer_beside": None,
-        "cache": {"kind": "paged", **heads, **reads, "value_dim": 20, "owner": -1, "states": [], "log_columns": 0},
+        "cache": {
+            "kind": "paged",
+            **heads,
+            **reads,
+            "value_dim": 20,
+            "index_dim": 0,
+            "top_k": 0,
+            "owner": -1,
+            "states": [],
+            "log_columns": 0,
+        },
         "cost": {"of_pair": 4 * (20 + 20), "of_token": 0},
     }
 

@@ -132,6 +132,7 @@ GOLDEN = (
     "kimi-k25",
     "deepseek-v2",
     "glm4-moe-lite",
+    "glm-moe-dsa",
     "youtu",
     "mistral4",
 )

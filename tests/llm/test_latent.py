@@ -18,7 +18,7 @@ from infinilm.errors import ConfigError
 from infinilm.models.reference import ReferenceModel
 
 V3 = "deepseek-v3"
-NAMES = ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "youtu")
+NAMES = ("deepseek-v2", "deepseek-v3", "deepseek-v32", "glm-moe-dsa", "glm4-moe-lite", "youtu")
 
 
 def prompt_and_answer(name: str) -> tuple[list[int], list[int]]:

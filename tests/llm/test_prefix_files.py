@@ -13,7 +13,7 @@ from lora.adapters import make_adapter
 from infinilm import LLM, CacheFileError, CacheFullError, HookRegistry, PagedKVCacheConfig, RequestError
 from llm import tiny
 
-KINDS = ("qwen3", "gemma3-text", "deepseek-v3", "qwen3-next", "lfm2", "falcon-h1")
+KINDS = ("qwen3", "gemma3-text", "deepseek-v3", "deepseek-v32", "qwen3-next", "lfm2", "falcon-h1")
 PROMPT = [(7 * i * i + 3 * i + 5) % 90 + 3 for i in range(70)]
 MORE = [*PROMPT, 5, 6, 7]
 

@@ -60,8 +60,11 @@ def test_half_precision_is_close(name: str, dtype: str, isa: str) -> None:
     with llm:
         logits = llm.forward(expected["input_ids"].tolist())
         num_roundings = 7 * llm.config.num_hidden_layers + 2
+        # Rounding may choose the other of two keys that are nearly as good: tokens that see more are left out.
+        end = llm.config.index_topk
     epsilon = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
-    error = np.linalg.norm(logits - expected["logits"]) / np.linalg.norm(expected["logits"])
+    logits, golden = logits[:end], expected["logits"][:end]
+    error = np.linalg.norm(logits - golden) / np.linalg.norm(golden)
     assert error <= 4 * epsilon * np.sqrt(num_roundings)  # independent errors add in squares; 4: they feed softmaxes
 
 

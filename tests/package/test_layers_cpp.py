@@ -51,7 +51,7 @@ ABOVE_KINDS = ("model/model.h", "model/decoder.h", "model/logits.h", "model/para
 OF_SPECS = ("model/spec.h",)
 # Files that several kinds share, and kinds that are made of others.
 SHARED = ("mixer", "paged", "sublayer")
-MADE_OF = {"experts": ("mlp",)}
+MADE_OF = {"experts": ("mlp",), "latent": ("indexer",)}
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 
 

@@ -652,3 +652,12 @@ def gated_norm(
     factor = norm * (1.0 if sigmoid else gate) / (1 + np.exp(-gate)) / root
     size = np.abs(factor) * (np.abs(x) + rounded * (1 + np.abs(x) / root))
     return (x * factor).reshape(len(x), -1), size.reshape(len(x), -1)
+
+
+def index_scores(q: F64, weights: F64, keys: F64) -> F64:
+    """How good each key is for each token: q [n, num_heads, head_dim]; weights [n, num_heads]; keys [length, head_dim].
+
+    The sum over heads of weight * relu(q . k), [n, length].
+    """
+    scores: F64 = np.einsum("nhk,nh->nk", np.maximum(np.einsum("nhd,kd->nhk", q, keys), 0), weights)
+    return scores

@@ -14,7 +14,16 @@ from quantised_files.writers import save
 
 from infinilm.config.json.model_config import ModelConfig
 
-HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe", "mimo", "ernie4-5-moe")
+HEADS = (
+    "qwen3-5-text",
+    "qwen3-5-full",
+    "qwen3-next",
+    "deepseek-v3",
+    "deepseek-v32",
+    "glm4-moe",
+    "mimo",
+    "ernie4-5-moe",
+)
 
 _QWEN = {
     "enorm": "mtp.pre_fc_norm_embedding",

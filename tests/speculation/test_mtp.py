@@ -22,7 +22,7 @@ from infinilm.speculation.settings import MtpSettings, read_speculation
 from speculation.drafters import AnyLengths, counts, told, use_lengths
 from speculation.heads import HEADS, entry_with_head, make_right_head, make_with_head
 
-NAMES = ("qwen3-5-full", "deepseek-v3", "glm4-moe")
+NAMES = ("qwen3-5-full", "deepseek-v3", "deepseek-v32", "glm4-moe")
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logprobs": 1, "use_tqdm": False}
 EXACT: dict[str, Any] = {"quantization": None}  # the head loses nothing
 KINDS: dict[str, dict[str, Any]] = {

@@ -99,6 +99,7 @@ class Family:
     # The elements of a head that RoPE turns together in the checkpoint: i and i + rotary_dim / 2, or 2i and 2i + 1. The
     # engine has halves: rows of q_proj and k_proj change places when they are read.
     rope_pairs: Literal["halves", "neighbours"] = "halves"
+    indexer_turns_neighbours: bool = True  # RoPE of an indexer turns what that of its layer does; else halves
     # Layers without a window have no RoPE: always, or where sliding_window is set.
     rope_needs_window: bool | Literal["where set"] = False
     names: TensorNames = LLAMA

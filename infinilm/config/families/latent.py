@@ -16,6 +16,7 @@ from infinilm.config.families.experts import DEEPSEEK_FIXED, DEEPSEEK_ROUTING, R
 from infinilm.config.families.family import Family
 from infinilm.config.families.names import DEEPSEEK_MOE
 from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, Routing
+from infinilm.config.sublayers.indexer import INDEXER_KEYS
 from infinilm.config.sublayers.latent import LATENT_KEYS
 
 __all__ = ["LATENT_FAMILIES"]
@@ -28,6 +29,14 @@ _EXPERTS: Mapping[str, Any] = {
     "keys": LATENT_KEYS | DEEPSEEK_KEYS,
     "other_keys": ROUTED_COUNT,
 }
+
+# DeepSeek V3's, with an indexer. `layer_types` says that each layer has one.
+_INDEXED: Mapping[str, Any] = {
+    **_EXPERTS,
+    "keys": _EXPERTS["keys"] | {"mlp_layer_types", "mlp_only_layers"} | INDEXER_KEYS,
+    "ignored_keys": frozenset({"layer_types"}),
+}
+_SHARED_CHOICE = INDEXER_KEYS - {"index_topk", "index_n_heads", "index_head_dim"}
 
 LATENT_FAMILIES: tuple[Family, ...] = (
     Family(
@@ -51,6 +60,47 @@ LATENT_FAMILIES: tuple[Family, ...] = (
         routing=DEEPSEEK_ROUTING,
         fixed_keys=DEEPSEEK_FIXED,
         **_EXPERTS,
+    ),
+    Family(
+        architecture="DeepseekV32ForCausalLM",
+        model_type="deepseek_v32",
+        defaults={
+            **DEEPSEEK_V3_DEFAULTS,
+            "max_position_embeddings": 163840,
+            "index_topk": 2048,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+        },
+        routing=DEEPSEEK_ROUTING,
+        fixed_keys=DEEPSEEK_FIXED,
+        indexer_turns_neighbours=False,
+        **{**_INDEXED, "keys": _INDEXED["keys"] - _SHARED_CHOICE},
+    ),
+    Family(  # GLM-5
+        architecture="GlmMoeDsaForCausalLM",
+        model_type="glm_moe_dsa",
+        defaults={
+            **DEEPSEEK_V3_DEFAULTS,
+            "vocab_size": 154880,
+            "hidden_size": 6144,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 78,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 64,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_topk": 2048,
+            "index_n_heads": 32,
+            "index_head_dim": 128,
+        },
+        routing=DEEPSEEK_ROUTING,
+        fixed_keys=DEEPSEEK_FIXED,
+        **_INDEXED,
     ),
     Family(
         architecture="Glm4MoeLiteForCausalLM",

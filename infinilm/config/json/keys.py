@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from infinilm.config.sublayers.indexer import IndexerConfig
 from infinilm.config.sublayers.mamba import MambaConfig, MultiplierConfig
 from infinilm.config.sublayers.sizes import defaults_of
 
@@ -64,6 +65,10 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "qk_nope_head_dim": (_NONE_OF, "this family has no latent attention (MLA)"),
         "qk_rope_head_dim": (_NONE_OF, "this family has no latent attention (MLA)"),
         "v_head_dim": (_NONE_OF, "this family has no latent attention (MLA)"),
+        **{
+            key: ((None, default), "tokens of this family read all keys that they see")
+            for key, default in defaults_of(IndexerConfig).items()
+        },
         "rope_interleave": ((None, True), "which elements RoPE turns together is no choice in this family"),
         "partial_rotary_factor": (_ONE, "RoPE rotates the whole head in this family"),
         "use_mrope": (_NEVER, "multimodal RoPE is not supported"),

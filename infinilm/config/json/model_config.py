@@ -116,6 +116,13 @@ class ModelConfig(ModelFields):
     n_group, topk_group, routed_scaling_factor
         1, 1, 1.0: the number of groups of experts, the number of best groups in which a token's experts are chosen, and
         the factor of the weights of these experts.
+    index_topk, index_n_heads, index_head_dim
+        None: with latent attention, the keys that a token reads (None: all that it sees), and the heads that choose
+        them.
+    indexer_types, index_topk_pattern, index_topk_freq, index_skip_topk_offset
+        None, None, 1, 2: of each layer, whether it chooses keys ("full", or F in the pattern) or reads those that the
+        layer before chose ("shared", S). Without both, of each index_topk_freq layers from index_skip_topk_offset - 1
+        on the first chooses.
     moe_latent_size
         None: experts read and give so many elements, by a linear before and one behind them (Nemotron 3 Super).
     enable_moe_block
@@ -436,6 +443,9 @@ _NULLABLE = frozenset(
         "attention_multiplier",
         "moe_intermediate_size",
         "moe_latent_size",
+        "index_topk",
+        "index_n_heads",
+        "index_head_dim",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "full_attention_interval",

@@ -88,6 +88,7 @@ def attend(
     sinks: Array | None = None,
     two_way: bool = False,
     bias: Array | None = None,
+    visible: Array | None = None,
 ) -> Array:
     """Attention of one row's last tokens over all of it, causal unless it is two_way.
 
@@ -96,6 +97,7 @@ def attend(
     from the last multiple of w on. If it is two_way, a window reaches as far in the other direction. A head's sink, of
     [num_heads], joins the softmax of its scores, with no value. The bias of a head, of [num_heads, distances], is added
     to its scores by the distance from a query to a key, the one of distance 0 being in the middle.
+    `visible`, [num_tokens, length] bool: the keys that each token reads, in place of those that it sees.
     """
     num_tokens, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = k.shape
@@ -109,7 +111,8 @@ def attend(
         by_distance = bias[:, bias.shape[1] // 2 - behind]  # [num_heads, num_tokens, length]
         scores = scores + by_distance.reshape(num_kv_heads, group, *behind.shape)
     reach = np.arange(length - num_tokens, length)[:, None] % window + 1 if chunked and window else window
-    visible = (behind >= 0) & (behind < reach if window else True)
+    if visible is None:
+        visible = (behind >= 0) & (behind < reach if window else True)
     if two_way:
         visible = np.abs(behind) < (window or length)
     scores = np.where(visible, scores, -np.inf)

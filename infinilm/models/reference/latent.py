@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from infinilm._core import LatentSpec
+from infinilm._core import IndexerSpec, LatentSpec
 from infinilm.models.reference.attention import attend
 from infinilm.models.reference.ops import Array, rotate
 from infinilm.models.reference.step import Step
@@ -19,10 +21,15 @@ def latent_attention(s: Step, spec: LatentSpec, h: Array) -> Array:
     """
     num_tokens, num_heads = len(h), spec.num_heads
     at, bias, table = s.name("self_attn"), spec.latent_bias, s.ropes[spec.rope]
+    chosen: Sequence[Array | None] = [None] * len(s.rows)
     read, name = h, "q_proj"
     if spec.q_rank:
         q_latent = s.linear(h, f"{at}.q_a_proj", bias)
         read, name = s.norm(q_latent, f"{at}.q_a_layernorm", spec.norm_eps), "q_b_proj"
+        if spec.indexer:
+            if not spec.indexer.shared:
+                s.chosen = choose_keys(s, spec.indexer, h, read, table)
+            chosen = s.chosen
     q = s.linear(read, f"{at}.{name}", False).reshape(num_tokens, num_heads, spec.query_dim)
     q = s.emit("q_proj", q)
     if spec.q_scale >= 0:
@@ -38,7 +45,34 @@ def latent_attention(s: Step, spec: LatentSpec, h: Array) -> Array:
     attended = np.empty((num_tokens, num_heads, spec.kv_rank), h.dtype)
     for index, own in enumerate(s.rows):
         rows, _ = s.cache.append(s.layer, index, row[own], row[own])
-        attended[own] = attend(q[own], rows, rows, spec.softmax_scale)[..., spec.rope_dim :]
+        attended[own] = attend(q[own], rows, rows, spec.softmax_scale, visible=chosen[index])[..., spec.rope_dim :]
     to_values = s.weight(f"{at}.v_b_proj").reshape(num_heads, spec.v_dim, spec.kv_rank)
     values = s.emit("attention", np.einsum("thr,hvr->thv", attended, to_values))  # [num_tokens, num_heads, v_dim]
     return s.linear(values.reshape(num_tokens, -1), f"{at}.o_proj", spec.out_bias)
+
+
+def choose_keys(s: Step, spec: IndexerSpec, h: Array, q_latent: Array, table: tuple[Array, Array]) -> list[Array]:
+    """Which keys each token of a row reads, [num_tokens, length] bool, of each row of the step.
+
+    h [num_tokens, hidden_size]; q_latent [num_tokens, q_rank]. Those with the largest scores of those that it sees; of
+    equals the earlier ones.
+    """
+    at = s.name("self_attn.indexer")
+    q = s.linear(q_latent, f"{at}.wq_b", False).reshape(len(h), spec.num_heads, spec.head_dim)
+    key = s.linear(h, f"{at}.wk", False)
+    key = key - np.mean(key, axis=-1, keepdims=True)
+    key = key / np.sqrt(np.mean(key * key, axis=-1, keepdims=True) + s.scalar(spec.norm_eps))
+    key = key * s.weight(f"{at}.k_norm") + s.weight(f"{at}.k_norm", "bias")
+    q, key = rotate(q, table), rotate(key[:, None], table)
+    weights = s.linear(h, f"{at}.weights_proj", False)  # [num_tokens, num_heads]
+    chosen = []
+    for index, own in enumerate(s.rows):
+        keys = s.cache.append_index(s.layer, index, key[own])[:, 0]  # [length, head_dim]
+        scores = np.einsum("thk,th->tk", np.maximum(q[own] @ keys.T, 0), weights[own])
+        num_tokens, length = scores.shape
+        sees = np.arange(length) <= np.arange(length - num_tokens, length)[:, None]
+        order = np.argsort(np.where(sees, -scores, np.inf), axis=-1, kind="stable")[:, : spec.top_k]
+        best = np.zeros_like(sees)
+        np.put_along_axis(best, order, True, axis=-1)
+        chosen.append(best & sees)
+    return chosen

@@ -36,6 +36,7 @@ class Step:
     cache: DynamicCache
     tap: Tap | None
     layer: int = -1  # the one that runs; -1: none
+    chosen: Sequence[Array] = ()  # the keys that tokens read which choose them, see `latent.choose_keys`
 
     @property
     def rows(self) -> list[slice]:

@@ -78,7 +78,24 @@ void bind_attention_ops(OpsClass& backend) {
             "q"_a, "k_cache"_a, "v_cache"_a.none(), "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),
             "score_cap"_a = 0.0f, "sinks"_a = nb::none(), "two_way"_a = false, "position_bias"_a = nb::none(),
-            "two_way_seqs"_a = nb::none(), Release());
+            "two_way_seqs"_a = nb::none(), Release())
+        .def(
+            "choose_keys",
+            [](SharedBackend& shared, const Tensor& q, const Tensor& weights, const Tensor& k_cache,
+               const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& slots,
+               const OptionalTensor& k_scales) {
+                const InUse b(shared);
+                ops::choose_keys(b, {.q = q,
+                                     .weights = weights,
+                                     .k_cache = k_cache,
+                                     .k_scales = optional_view(k_scales),
+                                     .block_table = block_table,
+                                     .cu_seqlens_q = cu_seqlens_q,
+                                     .context_lens = context_lens,
+                                     .slots = output("choose_keys", "slots", slots)});
+            },
+            "q"_a, "weights"_a, "k_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "slots"_a,
+            "k_scales"_a = nb::none(), Release());
 }
 
 }  // namespace infinilm

@@ -40,6 +40,11 @@ size_t attention_most_shared_scratch_bytes(const CpuAttentionArgs& args, int64_t
 void attention(const CpuAttentionArgs& args, Share share);
 void attention_merge(const CpuAttentionArgs& args, Share share);
 
+// choose_keys.cpp
+size_t choose_keys_scratch_bytes(const CpuChooseKeysArgs& args);
+void score_keys(const CpuChooseKeysArgs& args, Share share);
+void choose_keys(const CpuChooseKeysArgs& args, Share share);
+
 // elementwise.cpp
 void embedding(const EmbeddingArgs& args, Share share);
 void act_mul(const ActMulArgs& args, Share share);

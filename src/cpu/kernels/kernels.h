@@ -127,6 +127,13 @@ struct CpuAttentionArgs : AttentionArgs {
     void* shared_scratch;  // partial results between attention and attention_merge, attention_shared_scratch_bytes
 };
 
+struct CpuChooseKeysArgs : ChooseKeysArgs {
+    const float* k_scales;  // [num_blocks, block_size] of an int8 cache, or null
+    Element cache_element;
+    int first_token, last_token;  // tokens [first_token, last_token), whose scores are the rows of `scores`
+    void* const* scratch;         // [num_threads], choose_keys_scratch_bytes each
+};
+
 struct EmbeddingArgs {
     const int32_t* ids;  // [num_tokens]
     PackedWeight table;  // [num_rows, hidden_size]: of the ids first_id, first_id + 1, ..; other ids give zeros
@@ -183,6 +190,9 @@ struct Kernels {
     void (*attention)(const CpuAttentionArgs&, Share);  // one partial result per (token, head, fixed chunk of keys)
     void (*attention_bf16)(const CpuAttentionArgs&, Share);   // the same of a cache in bf16; null as linear_bf16
     void (*attention_merge)(const CpuAttentionArgs&, Share);  // sums the partial results in order
+    size_t (*choose_keys_scratch_bytes)(const CpuChooseKeysArgs&);
+    void (*score_keys)(const CpuChooseKeysArgs&, Share);   // of some tokens with all keys that each sees
+    void (*choose_keys)(const CpuChooseKeysArgs&, Share);  // by these scores
     void (*embedding)(const EmbeddingArgs&, Share);
     void (*act_mul)(const ActMulArgs&, Share);
     void (*soft_cap)(const SoftCapArgs&, Share);
@@ -207,8 +217,9 @@ using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
 constexpr uint64_t kernels_layout =
     sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^ sizeof(CpuNormArgs) << 20 ^
-    sizeof(CpuRopeStoreArgs) << 16 ^ sizeof(CpuAttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^
-    sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^ sizeof(CausalConvArgs) << 14 ^
-    sizeof(CpuDeltaRuleArgs) << 18 ^ sizeof(CpuSelectiveScanArgs) << 22 ^ sizeof(GatedNormArgs) << 26;
+    sizeof(CpuRopeStoreArgs) << 16 ^ sizeof(CpuAttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^
+    sizeof(CpuChooseKeysArgs) << 2 ^ sizeof(ActMulArgs) ^ sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^
+    sizeof(CausalConvArgs) << 14 ^ sizeof(CpuDeltaRuleArgs) << 18 ^ sizeof(CpuSelectiveScanArgs) << 22 ^
+    sizeof(GatedNormArgs) << 26;
 
 }  // namespace infinilm::cpu

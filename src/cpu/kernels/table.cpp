@@ -38,6 +38,9 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .attention_bf16 = nullptr,
 #endif
     .attention_merge = floats::attention_merge,
+    .choose_keys_scratch_bytes = floats::choose_keys_scratch_bytes,
+    .score_keys = floats::score_keys,
+    .choose_keys = floats::choose_keys,
     .embedding = floats::embedding,
     .act_mul = floats::act_mul,
     .soft_cap = floats::soft_cap,

@@ -14,6 +14,7 @@ void LatentSpec::check(const ModelSpec& model) const {
         kv_rank);
     check_rope(model, rope, rope_dim);
     check_rope(model, q_scale, query_dim());
+    if (indexer) indexer->check(q_rank, rope_dim);
 }
 
 LatentSpec LatentSpec::local(Shard shard) const {
@@ -28,6 +29,8 @@ CacheSpec LatentSpec::cache() const {
             .num_kv_heads = 1,
             .head_dim = row_dim(),
             .value_dim = kv_rank,
+            .index_dim = indexer && !indexer->shared ? indexer->head_dim : 0,
+            .top_k = indexer ? indexer->top_k : 0,
             .states = {}};
 }
 
@@ -41,6 +44,7 @@ Latent::Latent(const ModelSpec& model, const LatentSpec& spec, BufferPlan& plan)
     q_latent_ = plan.add({.name = "q_latent", .columns = spec_.q_rank});
     queries_ = plan.add({.name = "queries", .columns = num_heads_ * spec_.query_dim()});
     latents_ = plan.add({.name = "latents", .columns = num_heads_ * spec_.kv_rank});
+    if (spec_.indexer) indexer_.emplace(*spec_.indexer, spec_.rope, plan);
 }
 
 void Latent::declare(ParamTable& table) {
@@ -67,6 +71,7 @@ void Latent::declare(ParamTable& table) {
                          .timed = "qkv_proj",
                          .bias = model.latent_bias});
     table.norm(latent_norm_, at + "kv_a_layernorm", spec_.kv_rank);
+    if (indexer_) indexer_->declare(table, at, hidden_size_, spec_.q_rank);
     const auto by_head = [&](LinearWeights& weights, const std::string& name, int out, int in) {
         table.linear(weights, {.name = name,
                                .in_features = in,
@@ -94,24 +99,35 @@ std::vector<LinearCall> Latent::calls() const {
         return LinearCall{
             .in_features = in_features, .out_features = out_features, .rows = num_heads_, .count = num_heads_};
     };
-    return {{.in_features = hidden_size_, .out_features = std::max(d.q_rank, d.row_dim())},
-            {.in_features = d.q_rank > 0 ? d.q_rank : hidden_size_, .out_features = num_heads_ * d.query_dim()},
-            of_each_head(d.nope_dim, d.kv_rank),
-            of_each_head(d.kv_rank, d.v_dim),
-            {.in_features = num_heads_ * d.v_dim, .out_features = hidden_size_}};
+    std::vector<LinearCall> calls{
+        {.in_features = hidden_size_, .out_features = std::max(d.q_rank, d.row_dim())},
+        {.in_features = d.q_rank > 0 ? d.q_rank : hidden_size_, .out_features = num_heads_ * d.query_dim()},
+        of_each_head(d.nope_dim, d.kv_rank),
+        of_each_head(d.kv_rank, d.v_dim),
+        {.in_features = num_heads_ * d.v_dim, .out_features = hidden_size_}};
+    if (!indexer_) return calls;
+    for (const LinearCall& call : indexer_->calls(hidden_size_, d.q_rank)) calls.push_back(call);
+    return calls;
 }
 
 // Computes queries, from latents of their own, and the row of the cache, [the key that RoPE turns, latent]. A query
 // takes the form of such a row: its part that RoPE turns, then the rest times the matrix that makes keys of latents.
+// Returns the slots of the rows that each token reads, where it chooses them.
 template <class Tap>
-void Latent::project(const Step<Tap>& s, const TensorView& x) const {
+TensorView Latent::project(const Step<Tap>& s, const TensorView& x) const {
     const int64_t row_dim = spec_.row_dim(), rope_dim = spec_.rope_dim, query_dim = spec_.query_dim();
     const TensorView queries = s.view(queries_);
+    TensorView slots;
     if (spec_.q_rank > 0) {
         const TensorView q_latent = s.view(q_latent_);
         s.linear(q_a_, x, q_latent);
-        s.linear(q_b_, q_latent, queries,
-                 {.weight = q_latent_norm_.prepared, .scratch = q_latent, .eps = spec_.norm_eps});
+        NormPrologue norm{.weight = q_latent_norm_.prepared, .scratch = q_latent, .eps = spec_.norm_eps};
+        if (indexer_) {  // two linears read the norm
+            ops::rms_norm(s.backend, {.x = q_latent, .weight = norm.weight, .out = q_latent, .eps = norm.eps});
+            norm = {};
+            slots = indexer_->choose(s, x, q_latent);
+        }
+        s.linear(q_b_, q_latent, queries, norm);
     } else {
         s.linear(q_b_, x, queries);
     }
@@ -143,7 +159,10 @@ void Latent::project(const Step<Tap>& s, const TensorView& x) const {
 
     RopeStoreParams params = rope_store(s, own_, qkv);
     params.q_turned = of_heads(queries, num_heads_, query_dim, 0, rope_dim);
-    if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(s.backend, params);
+    if constexpr (!Tap::active) {
+        ops::qk_norm_rope_store_kv(s.backend, params);
+        return slots;
+    }
     RopeStoreParams turn = params, store = params;
     turn.slot_mapping = {};
     ops::qk_norm_rope_store_kv(s.backend, turn);
@@ -151,14 +170,15 @@ void Latent::project(const Step<Tap>& s, const TensorView& x) const {
     tap_row(sites::k_rope);
     store.cos_sin = store.q_turned = {};
     ops::qk_norm_rope_store_kv(s.backend, store);
+    return slots;
 }
 
 template <class Tap>
 void Latent::begin(const Step<Tap>& s, const Input& in) const {
-    project(s, s.whole(in));  // two linears read the norm
+    const TensorView slots = project(s, s.whole(in));  // several linears read the norm
     const TensorView mixed = s.view(mixed_), result = of_heads(mixed, num_heads_, spec_.v_dim, 0, spec_.v_dim);
     const TensorView out = of_heads(s.view(latents_), num_heads_, spec_.kv_rank, 0, spec_.kv_rank);
-    attend(s, own_, s.view(qkv_), {}, out);
+    attend(s, own_, s.view(qkv_), {}, out, slots);
     s.head_linear(v_b_, out, result);
     s.tap_own(sites::attention, result, mixed_);
 }

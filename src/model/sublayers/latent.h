@@ -1,7 +1,9 @@
 // Attention whose keys and values are made of one cached latent of each token. See LatentSpec.
 #pragma once
 
-#include "model/sublayers/paged.h"
+#include <optional>
+
+#include "model/sublayers/indexer.h"
 
 namespace infinilm {
 
@@ -22,7 +24,7 @@ public:
 
 private:
     template <class Tap>
-    void project(const Step<Tap>& s, const TensorView& x) const;
+    TensorView project(const Step<Tap>& s, const TensorView& x) const;
 
     PagedLayer own_;
     LatentSpec spec_;
@@ -41,6 +43,7 @@ private:
     LinearWeights k_b_;            // [num_heads * kv_rank, nope_dim]
     LinearWeights v_b_;            // [num_heads * v_dim, kv_rank]
     LinearWeights o_proj_;         // [hidden_size, num_heads * v_dim]
+    std::optional<Indexer> indexer_;
 };
 
 }  // namespace infinilm

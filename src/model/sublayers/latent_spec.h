@@ -1,7 +1,9 @@
 // Latent attention (DeepSeek-AI 2024, arXiv:2405.04434): what it says of itself. Its weights and math are in latent.h.
 #pragma once
 
-#include "model/sublayers/sublayer_spec.h"
+#include <optional>
+
+#include "model/sublayers/indexer_spec.h"
 
 namespace infinilm {
 
@@ -19,6 +21,7 @@ struct LatentSpec {
     int rope = -1;     // which of ModelSpec::ropes turns
     int q_scale = -1;  // which scales whole queries by their position, and turns nothing; -1: none
     bool latent_bias = false, out_bias = false;
+    std::optional<IndexerSpec> indexer;  // by which each token chooses what it reads; absent: it reads all that it sees
 
     int query_dim() const { return rope_dim + nope_dim; }
     int row_dim() const { return rope_dim + kv_rank; }
@@ -27,7 +30,13 @@ struct LatentSpec {
     std::vector<Divided> divided() const { return {{"attention heads", num_heads}}; }
     LatentSpec local(Shard shard) const;
     CacheSpec cache() const;
-    CostSpec cost() const { return {.of_pair = int64_t{num_heads} * (row_dim() + kv_rank)}; }
+    const char* only_on_cpus() const { return indexer ? indexer->only_on_cpus() : nullptr; }
+    // Where rows are chosen, as many count for each token as it may choose.
+    CostSpec cost() const {
+        const int64_t of_row = int64_t{num_heads} * (row_dim() + kv_rank);
+        if (!indexer) return {.of_pair = of_row};
+        return {.of_pair = indexer->cost_of_pair(), .of_token = 2 * indexer->top_k * of_row};
+    }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -44,6 +53,7 @@ struct LatentSpec {
         f("q_scale", &LatentSpec::q_scale, "The rope that scales whole queries by their position; -1: none.");
         f("latent_bias", &LatentSpec::latent_bias, "The linears that make latents have biases.");
         f("out_bias", &LatentSpec::out_bias, "");
+        f("indexer", &LatentSpec::indexer, "By which each token chooses what it reads; None: it reads all.");
     }
 };
 

@@ -36,38 +36,54 @@ RopeStoreParams rope_store(const Step<Tap>& s, const PagedLayer& own, const Tens
 
 template <class Tap>
 void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, const TensorView& sinks,
-            const TensorView& out) {
+            const TensorView& out, const TensorView& slots) {
     const auto& lists = s.batch.attention_lists;
     const AttentionLayer layer{own.cache.sliding_window, heads_of(own.cache), own.cache.chunked, own.cache.two_way};
     const int group = s.cache.group(s.layer);
     const auto list = std::ranges::find(lists, layer, &AttentionList::layer);
-    ops::paged_attention(s.backend, {.q = of_heads(qkv, own.cache.num_heads, own.cache.head_dim, 0, own.cache.head_dim),
-                                     .k_cache = s.cache.k(s.layer),
-                                     .v_cache = s.cache.v(s.layer),
-                                     .k_scales = s.cache.k_scales(s.layer),
-                                     .v_scales = s.cache.v_scales(s.layer),
-                                     .block_table = s.batch.block_table.select(0, group),
-                                     .cu_seqlens_q = s.batch.cu_seqlens_q,
-                                     .context_lens = s.batch.lens_of(group),
-                                     .out = out,
-                                     .sinks = sinks,
-                                     .position_bias = s.position_bias,
-                                     .softmax_scale = own.softmax_scale,
-                                     .score_cap = own.score_cap,
-                                     .sliding_window = own.cache.sliding_window,
-                                     .chunked = own.cache.chunked,
-                                     .two_way = own.cache.two_way,
-                                     .two_way_seqs = own.spans ? s.batch.two_way_seqs.view() : TensorView(),
-                                     .max_query_len = s.batch.max_query_len,
-                                     .work = s.batch.attention_work,
-                                     .list = static_cast<int>(list - lists.begin()),
-                                     .known = list == lists.end() ? AttentionList() : *list,
-                                     .workspace = s.cache.workspace()});
+    AttentionParams params{.q = of_heads(qkv, own.cache.num_heads, own.cache.head_dim, 0, own.cache.head_dim),
+                           .k_cache = s.cache.k(s.layer),
+                           .v_cache = s.cache.v(s.layer),
+                           .k_scales = s.cache.k_scales(s.layer),
+                           .v_scales = s.cache.v_scales(s.layer),
+                           .block_table = s.batch.block_table.select(0, group),
+                           .cu_seqlens_q = s.batch.cu_seqlens_q,
+                           .context_lens = s.batch.lens_of(group),
+                           .out = out,
+                           .sinks = sinks,
+                           .position_bias = s.position_bias,
+                           .softmax_scale = own.softmax_scale,
+                           .score_cap = own.score_cap,
+                           .sliding_window = own.cache.sliding_window,
+                           .chunked = own.cache.chunked,
+                           .two_way = own.cache.two_way,
+                           .two_way_seqs = own.spans ? s.batch.two_way_seqs.view() : TensorView(),
+                           .max_query_len = s.batch.max_query_len,
+                           .work = s.batch.attention_work,
+                           .list = static_cast<int>(list - lists.begin()),
+                           .known = list == lists.end() ? AttentionList() : *list,
+                           .workspace = s.cache.workspace()};
+    if (slots) {  // each token is a sequence, whose blocks have one row each
+        const auto of_one_row = [](const TensorView& rows) {
+            if (!rows) return rows;
+            const int64_t num_slots = rows.shape(0) * rows.shape(2);
+            return rows.ndim() == 4 ? rows.reshape({num_slots, 1, 1, rows.shape(3)}) : rows.reshape({num_slots, 1, 1});
+        };
+        params.k_cache = of_one_row(params.k_cache);
+        params.k_scales = of_one_row(params.k_scales);
+        params.block_table = slots;
+        params.cu_seqlens_q = s.batch.token_starts;
+        params.context_lens = s.batch.token_lens;
+        params.max_query_len = 1;
+    }
+    ops::paged_attention(s.backend, params);
 }
 
 template RopeStoreParams rope_store(const Step<NoTap>&, const PagedLayer&, const TensorView&);
 template RopeStoreParams rope_store(const Step<StepTap>&, const PagedLayer&, const TensorView&);
-template void attend(const Step<NoTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&);
-template void attend(const Step<StepTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&);
+template void attend(const Step<NoTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&,
+                     const TensorView&);
+template void attend(const Step<StepTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&,
+                     const TensorView&);
 
 }  // namespace infinilm
