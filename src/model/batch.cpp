@@ -198,7 +198,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),
                                                   .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
                                                   .context_lens = batch.context_lens.as<const int32_t>(),
-                                                  .window_lens = batch.window_lens.as<const int32_t>()},
+                                                  .window_lens = batch.window_lens.as<const int32_t>(),
+                                                  .two_way_seqs = batch.two_way_seqs.as<const int32_t>()},
                                                  cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
         Tensor* const fields[] = {
@@ -209,7 +210,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
             &staged.hidden_rows,  &staged.change_rows,     &staged.penalties,    &staged.num_logprobs,
             &staged.sum_rows,     &staged.rope_positions,  &staged.given_table,  &staged.given_of_token,
             &staged.patches,      &staged.patch_positions, &staged.apart_rows,   &staged.window_lens,
-            &staged.unit_squares, &staged.pooled_offsets};
+            &staged.unit_squares, &staged.pooled_offsets,  &staged.two_way_seqs, &staged.own_vector_ids};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});
@@ -239,6 +240,12 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
     update.rows = staged.previous_rows;
     update.ids = staged.input_ids;
     if (update.rows || update.entries) ops::update_step(backend, update);
+    if (update.rows && staged.own_vector_ids)
+        ops::update_step(backend, {.previous_ids = update.previous_ids,
+                                   .rows = update.rows,
+                                   .ids = staged.own_vector_ids,
+                                   .table = {},
+                                   .entries = {}});
     if (queue) table.remember(batch.block_table, batch.table_spans);
     return staged;
 }

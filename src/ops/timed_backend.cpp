@@ -80,6 +80,9 @@ void TimedBackend::paged_attention(const AttentionParams& p) {
 void TimedBackend::act_mul(const ActMulParams& p) {
     timed("other", [&] { inner_.act_mul(p); });
 }
+void TimedBackend::clip(const ClipParams& p) {
+    timed("other", [&] { inner_.clip(p); });
+}
 void TimedBackend::soft_cap(const SoftCapParams& p) {
     timed("other", [&] { inner_.soft_cap(p); });
 }

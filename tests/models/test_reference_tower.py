@@ -16,10 +16,10 @@ from infinilm.checkpoint import open_checkpoint
 from infinilm.config.towers import TowerConfig
 from infinilm.devices.arrays import to_array
 from infinilm.errors import ConfigError
-from infinilm.images.processor import Patches, merge_order
+from infinilm.images.processor import Patches
 from infinilm.models.reference.tower import ReferenceTower
 from infinilm.planning.tower import TowerPlan, plan_tower
-from infinilm.serving.tower import TowerEngine
+from infinilm.serving.tower import TowerEngine, tiles_of
 
 
 @functools.cache
@@ -41,7 +41,9 @@ def both(name: str) -> tuple[TowerConfig, TowerEngine, ReferenceTower]:
     return plan.config, engine, ReferenceTower(plan.spec, weights)
 
 
-@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "glm4v", "gemma4", "gemma3", "mistral3", "idefics3"])
+@pytest.mark.parametrize(
+    "name", ["qwen2-5-vl", "qwen3-vl", "glm4v", "gemma4", "gemma4-e2b", "gemma3", "mistral3", "idefics3", "llama4"]
+)
 @settings(max_examples=8)
 @example(grids=[(4, 4)], seed=3)
 @given(grids=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), seed=st.integers(0, 99))
@@ -52,20 +54,25 @@ def test_rows_are_those_of_the_engine(name: str, grids: list[tuple[int, int]], s
     rng, merge = np.random.default_rng(seed), config.merge_size
     most = engine._plan.max_patches // merge**2
     grids = [(rows, min(columns, most // rows)) for rows, columns in grids]  # larger pictures come to no tower
-    pictures, places, positions, window_lens, orders = [], [], [], [], []
-    for rows, columns in grids:
-        grid = rows * merge, columns * merge
-        dim = 3 * config.temporal_patch_size * config.patch_size**2
-        pictures.append(Patches(rng.standard_normal((grid[0] * grid[1], dim)).astype(np.float32), grid, b""))
-        order, num_rows = config.windows_of(grid)
-        patches = (order[:, None] * merge**2 + np.arange(merge**2)).reshape(-1)  # those of a window are neighbours
-        places.append(merge_order(grid, merge)[:, patches])
-        positions.append(config.positions_of(places[-1], grid))
-        window_lens += (num_rows * merge**2).tolist()
-        orders.append((patches, order))
-    pixels = [picture.pixels[patches] for picture, (patches, _) in zip(pictures, orders, strict=True)]
-    want = reference.forward(pixels, places, positions, window_lens)
-    got = np.concatenate([rows[order] for rows, (_, order) in zip(engine(pictures), orders, strict=True)])
+    dim = 3 * config.temporal_patch_size * config.patch_size**2
+    pictures = [
+        Patches(
+            rng.standard_normal((rows * columns * merge**2, dim)).astype(np.float32),
+            (rows * merge, columns * merge),
+            b"",
+        )
+        for rows, columns in grids
+    ]
+    tiles = tiles_of(pictures, config)
+    want = reference.forward(
+        [tile.tokens for tile in tiles],
+        [tile.turned_by for tile in tiles],
+        [tile.positions for tile in tiles],
+        np.concatenate([tile.window_lens for tile in tiles]).tolist(),
+    )
+    ends = np.cumsum([len(tile.order) for tile in tiles])[:-1]
+    want = np.concatenate([tile.sorted(rows) for tile, rows in zip(tiles, np.split(want, ends), strict=True)])
+    got = np.concatenate(engine(pictures))
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 

@@ -59,6 +59,8 @@ class TowerConfig:
         Learned positions: a square number, or those of both axes.
     standardized : bool
         See `TowerSpec`.
+    clipped : bool
+        See `ModelSpec.clipped_linears`.
     levels : tuple of int
         Layers whose results the first layers of the model of texts take besides.
     norm_eps, merger_eps : float
@@ -93,6 +95,7 @@ class TowerConfig:
     whole_layers: tuple[int, ...]
     num_positions: int
     standardized: bool
+    clipped: bool
     levels: tuple[int, ...]
     norm_eps: float
     merger_eps: float
@@ -147,7 +150,7 @@ class TowerConfig:
                 f"vision_config: window_size is {self.window_size}, but patches that are merged have "
                 f"{self.patch_size * self.merge_size} x {self.patch_size * self.merge_size} pixels"
             )
-        if self.side**2 != self.num_positions and self.family.positions != "axes":
+        if self.side**2 != self.num_positions - self.num_class_tokens and self.family.positions != "axes":
             raise ConfigError(f"vision_config: {self.num_positions} positions are no square")
         for act in (self.hidden_act, self.merger_act):
             if act not in ACTIVATIONS:
@@ -163,6 +166,11 @@ class TowerConfig:
     def side(self) -> int:
         """Rows, and columns, of the table of positions."""
         return math.isqrt(self.num_positions)
+
+    @property
+    def num_class_tokens(self) -> int:
+        """Tokens of a sequence behind its patches: one, or none."""
+        return 1 if self.family.class_token else 0
 
     @property
     def merged_patches(self) -> int:
@@ -246,6 +254,7 @@ class TowerConfig:
             rms_norm_eps=self.norm_eps,
             norm=family.norm,
             post_norms=family.post_norms,
+            clipped_linears=self.clipped,
             lm_head=False,
             tie_word_embeddings=True,
             ropes=self._ropes(),
@@ -256,6 +265,7 @@ class TowerConfig:
                 patch_norm=family.patch_norm,
                 norm_first=family.norm_first,
                 num_positions=self.num_positions,
+                class_token=bool(family.class_token),
                 norm=family.final_norm,
                 merged_patches=self.merged_patches,
                 pooled=family.pooled,
@@ -285,14 +295,14 @@ class TowerConfig:
             return []
         count = self.head_dim // 4  # frequencies of an axis
         axes = [0] * count + [1] * count
-        if self.family.rope in ("halves", "quarters"):
+        if self.family.rope != "turns":
             exponents = np.arange(0, 2 * count, 2, dtype=np.float32) / np.float32(2 * count)
             exponents = np.concatenate([exponents, exponents])
         else:
             all_of_them = np.arange(0, 4 * count, 2, dtype=np.float32) / np.float32(4 * count)
             exponents = np.concatenate([all_of_them[0::2], all_of_them[1::2]])
         inv_freq = (1 / np.float32(self.rope_theta) ** exponents).astype(np.float32)
-        return [RopeSpec(inv_freq.tolist(), axes=axes[::-1] if self.family.rope == "quarters" else axes)]
+        return [RopeSpec(inv_freq.tolist(), axes=axes[::-1] if self.family.rope in ("quarters", "pairs") else axes)]
 
     @property
     def head_order(self) -> npt.NDArray[np.int64] | None:
@@ -300,9 +310,9 @@ class TowerConfig:
 
         The engine turns an element of the first half of a head with that of the second half.
         """
-        if self.family.rope != "quarters":
-            return None
-        return np.arange(self.head_dim).reshape(2, 2, -1).swapaxes(0, 1).reshape(-1)
+        if self.family.rope == "quarters":
+            return np.arange(self.head_dim).reshape(2, 2, -1).swapaxes(0, 1).reshape(-1)
+        return np.arange(self.head_dim).reshape(-1, 2).T.reshape(-1) if self.family.rope == "pairs" else None
 
     def windows_of(self, grid: tuple[int, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The rows of a picture in the order of the windows that they lie in, and how many each window has.
@@ -324,9 +334,9 @@ class TowerConfig:
     def positions_of(
         self, places: npt.NDArray[np.int32], grid: tuple[int, int]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
-        """Rows of the table of positions that patches add, and their weights, both [num_patches, n]; None: no rows.
+        """Rows of the table of positions that tokens add, and their weights, both [num_tokens, n]; None: no rows.
 
-        `places`: row and column of each patch, [2, num_patches].
+        `places`: row and column of each patch, [2, num_patches]. A class token is behind the patches.
         """
         if self.family.positions == "none":
             return None
@@ -338,7 +348,16 @@ class TowerConfig:
         if self.family.positions == "bucketed":
             places = np.stack([buckets(count, self.side)[at] for at, count in zip(places, grid, strict=True)])
         rows = (places[0] * self.side + places[1])[:, None].astype(np.int32)
-        return rows, np.ones(rows.shape, np.float32)
+        weights = np.ones(rows.shape, np.float32)
+        if self.num_class_tokens:  # which adds its position, and itself, a row behind the table
+            last = self.num_positions
+            rows = np.concatenate([np.pad(rows, ((0, 0), (0, 1))), np.array([[last - 1, last]], np.int32)])
+            weights = np.concatenate([np.pad(weights, ((0, 0), (0, 1))), np.ones((1, 2), np.float32)])
+        return rows, weights
+
+    def turned_by(self, places: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Row and column that RoPE turns each token by, if it turns any, [2, num_tokens]; `places`: as above."""
+        return np.pad(places + 1, ((0, 0), (0, 1))) if self.num_class_tokens else places
 
 
 def _value_at(values: Mapping[str, Any], key: str) -> Any:
@@ -366,7 +385,7 @@ def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[
         raise ConfigError(f"{where['out_size']} is missing")
     if (image_size := fields.pop("image_size", None)) is not None:
         side = image_size // fields["patch_size"]
-        fields["num_positions"] = side**2
+        fields["num_positions"] = side**2 + (1 if family.class_token else 0)
         if (num_image_tokens := fields.pop("num_image_tokens", None)) is not None:
             fields["merge_size"] = side // math.isqrt(num_image_tokens)
             if fields["merge_size"] ** 2 * num_image_tokens != side**2:
@@ -376,6 +395,10 @@ def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[
                 )
     if (mlp_ratio := fields.pop("mlp_ratio", None)) is not None:
         fields["intermediate_size"] = fields["hidden_size"] * mlp_ratio
+    if (shuffle_ratio := fields.pop("shuffle_ratio", None)) is not None:
+        fields["merge_size"] = round(1 / shuffle_ratio) if isinstance(shuffle_ratio, float) and shuffle_ratio > 0 else 0
+        if fields["merge_size"] * (shuffle_ratio or 0) != 1:
+            raise ConfigError(f"{where['shuffle_ratio']} is {shuffle_ratio!r}, which is not one part of a whole number")
     if (axis_positions := fields.pop("axis_positions", None)) is not None:
         fields["num_positions"] = 2 * axis_positions
     if fields["hidden_size"] % fields["num_heads"] and "head_dim" not in fields:
@@ -384,6 +407,7 @@ def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[
         ("num_kv_heads", fields["num_heads"]),
         ("head_dim", fields["hidden_size"] // fields["num_heads"]),
         ("standardized", False),
+        ("clipped", False),
         ("merger_size", 0),
         ("window_size", 0),
         ("whole_layers", range(fields["num_layers"])),

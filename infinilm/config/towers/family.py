@@ -8,7 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 from infinilm.config.families.names import TensorNames
 
-__all__ = ["Linear", "TowerFamily", "TowerPlace"]
+__all__ = ["Linear", "ResizeRule", "TextRule", "TowerFamily", "TowerPlace"]
+
+ResizeRule = Literal["area", "frames", "budget", "square", "edge", "tiles", "canvas"]
+TextRule = Literal["plain", "rows", "between", "marked", "tiles", "canvas"]
 
 
 class Linear(NamedTuple):
@@ -71,8 +74,8 @@ class TowerFamily:
         one of columns and one of rows, which are added ("axes"); or none.
     rope : str
         Which frequencies turn by the row of a patch, and which by its column: each axis has all of half as many
-        ("halves"), or every second one ("turns"); or none turns. "quarters": as halves, but columns come first, and
-        either axis turns neighbouring quarters of a head.
+        ("halves"), or every second one ("turns"); or none turns. As halves, but columns come first: either axis turns
+        neighbouring quarters of a head ("quarters"), or neighbouring numbers, by positions from 1 on ("pairs").
     qk_norm, v_norm, softmax_scale, post_norms
         See `AttentionSpec` and `ModelSpec`. A scale of 0 is the usual one.
     gated, bias, patch_bias, patch_norm : bool
@@ -83,11 +86,14 @@ class TowerFamily:
         What embeds patches reads their numbers by row, column and channel, and not channel by channel.
     position_table : str
         The name of the tensor of positions, where it is no weight of a module. "": it is.
+    class_token : str
+        The name of the tensor of a token behind the patches, which is dropped behind the layers. "": there is none.
     resize : str
         How pictures are resized and cut: see `infinilm.images.sizes`.
     text : str
         What stands for a picture in a prompt: its own tokens alone ("plain"), rows of them with marks behind them
-        ("rows"), all between two marks ("between"), or those of tiles ("tiles"). See `infinilm.requests.placeholders`.
+        ("rows"), all between two marks ("between", "marked"), or those of tiles ("tiles", "canvas"). See
+        `infinilm.requests.placeholders`.
     placeholder : str
         The token that stands where a picture is in a prompt, where it is not that of its rows.
     two_way : bool or str
@@ -115,7 +121,8 @@ class TowerFamily:
     final_norm: bool = True
     positions: Literal["stretched", "cubic", "learned", "bucketed", "axes", "none"]
     position_table: str = ""
-    rope: Literal["halves", "turns", "quarters", "none"]
+    class_token: str = ""
+    rope: Literal["halves", "turns", "quarters", "pairs", "none"]
     qk_norm: Literal["none", "head"] = "none"
     v_norm: bool = False
     softmax_scale: float = 0
@@ -126,7 +133,7 @@ class TowerFamily:
     patch_norm: bool = False
     norm_first: bool = False
     channels_last: bool = False
-    resize: Literal["area", "frames", "budget", "square", "edge", "tiles"] = "area"
-    text: Literal["plain", "rows", "between", "marked", "tiles"] = "plain"
+    resize: ResizeRule = "area"
+    text: TextRule = "plain"
     placeholder: str = ""
     two_way: bool | str = False

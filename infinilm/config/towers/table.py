@@ -1,8 +1,8 @@
 """The families of towers: a row for each.
 
 Sources of these facts: modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_glm4v.py,
-modeling_gemma4.py, modeling_gemma3.py, modeling_siglip.py, modeling_mistral3.py, modeling_pixtral.py and
-modeling_idefics3.py of transformers 5.24.
+modeling_gemma4.py, modeling_gemma3.py, modeling_siglip.py, modeling_mistral3.py, modeling_pixtral.py,
+modeling_idefics3.py and modeling_llama4.py of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -283,6 +283,7 @@ _GEMMA4 = TowerFamily(
         "merge_size": "pooling_kernel_size",
         "axis_positions": "position_embedding_size",
         "standardized": "standardize",
+        "clipped": "use_clipped_linears",
     },
     outer_keys={"image_token_id": "image_token_id", "out_size": "text_config.hidden_size"},
     defaults={
@@ -298,18 +299,13 @@ _GEMMA4 = TowerFamily(
         "merge_size": 3,
         "axis_positions": 10240,
         "standardized": False,
+        "clipped": False,
         "levels": (),
         "norm_eps": 1e-6,
         "rope_theta": 100.0,
         "image_token_id": 258880,
     },
-    # The small models have a tower whose linears clip what they read and give, and vectors of each layer, which are
-    # others for tokens of pictures.
-    fixed_keys={
-        "vision_config.use_clipped_linears": (False,),
-        "text_config.hidden_size_per_layer_input": (0,),
-        "vision_config.attention_bias": (False,),
-    },
+    fixed_keys={"vision_config.attention_bias": (False,)},
     places=_places("vision_tower", "embed_vision"),
     names=TensorNames(
         layers="encoder.layers",
@@ -320,8 +316,15 @@ _GEMMA4 = TowerFamily(
             "merger_0": "{merger}embedding_projection",
         },
         renamed={
-            **{f"self_attn.{part}_proj": f"self_attn.{part}_proj.linear" for part in "qkvo"},
-            **{f"mlp.{part}_proj": f"mlp.{part}_proj.linear" for part in ("gate", "up", "down")},
+            f"{linear}{own}": f"{linear}{stored}"
+            for own, stored in (
+                ("", ".linear"),
+                *((f"_clip.{of}_{bound}", f".{of}_{bound}") for of in ("input", "output") for bound in ("min", "max")),
+            )
+            for linear in (
+                *(f"self_attn.{part}_proj" for part in "qkvo"),
+                *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+            )
         },
     ),
     norm="rms",
@@ -424,6 +427,61 @@ _MISTRAL3 = TowerFamily(
     text="rows",
 )
 
+_LLAMA4 = TowerFamily(
+    keys={
+        **_USUAL_KEYS,
+        "image_size": "image_size",
+        "norm_eps": "norm_eps",
+        "merger_size": "projector_output_dim",
+        "shuffle_ratio": "pixel_shuffle_ratio",
+    },
+    outer_keys={"image_token_id": ("image_token_id", "image_token_index"), "out_size": "text_config.hidden_size"},
+    defaults={
+        "num_layers": 34,
+        "hidden_size": 768,
+        "num_heads": 16,
+        "intermediate_size": 5632,
+        "hidden_act": "gelu",
+        "patch_size": 14,
+        "temporal_patch_size": 1,
+        "image_size": 448,
+        "merger_size": 4096,
+        "shuffle_ratio": 0.5,
+        "norm_eps": 1e-5,
+        "levels": (),
+        "image_token_id": 200092,
+    },
+    fixed_keys={"vision_config.multi_modal_projector_bias": (False,)},
+    places=tuple(TowerPlace("vision_model.", f"{at}multi_modal_projector.") for at in ("", "model.")),
+    names=TensorNames(
+        layers="model.layers",
+        outside={
+            "embed_patches": "{tower}patch_embedding.linear",
+            "class_embedding": "{tower}class_embedding",
+            "patch_norm": "{tower}layernorm_pre",
+            "norm": "{tower}layernorm_post",
+            "merger_0": "{tower}vision_adapter.mlp.fc1",
+            "merger_1": "{tower}vision_adapter.mlp.fc2",
+            "merger_2": "{merger}linear_1",
+        },
+        renamed={"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"},
+    ),
+    merger=(
+        Linear("inner", bias=False, activated=True),
+        Linear("inner", bias=False, activated=True),
+        Linear("out", bias=False),
+    ),
+    positions="learned",
+    position_table="positional_embedding_vlm",
+    class_token="class_embedding",
+    rope="pairs",
+    patch_bias=False,
+    patch_norm=True,
+    resize="canvas",
+    text="canvas",
+    placeholder="<|image|>",
+)
+
 TOWERS: Mapping[str, TowerFamily] = {
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": _QWEN2_5_VL,
@@ -438,5 +496,6 @@ TOWERS: Mapping[str, TowerFamily] = {
     "mistral3": _MISTRAL3,
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
+    "llama4": _LLAMA4,
 }
 """By the model_type of config.json."""
