@@ -349,14 +349,15 @@ constexpr int kNoLimit = 0x7fffffff;
 // -inf where a row does not see a key of a piece, whose first is `begin`: it sees [first_key(end) - ahead, end), and
 // none sees the keys from `limit` on. ahead: RowsOf::keys_ahead of the sequence.
 template <class First>
-__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int limit, int begin,
-                                            int ahead, const First& first_key) {
+__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int limit, int begin, int ahead,
+                                            const First& first_key) {
 #pragma unroll
     for (int j = 0; j < kPiece / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
-            if (key < first_key(end[i / 2]) - ahead - begin || key >= min(end[i / 2], limit) - begin) scores[j][i] = -INFINITY;
+            if (key < first_key(end[i / 2]) - ahead - begin || key >= min(end[i / 2], limit) - begin)
+                scores[j][i] = -INFINITY;
         }
 }
 

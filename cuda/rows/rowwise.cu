@@ -1,8 +1,9 @@
-// Ops that write each element once: embedding, act_mul, clip, soft_cap, gather_rows, join_columns, update_step and sum_parts;
-// at load time convert. Mapping: one thread per 16 bytes written (8 elements; of join_columns one of 4 bytes), grid
-// (row, part of the row); at load time one thread per element or fragment. Bytes: every op reads its input once and
-// writes its output once, and the floor is that over the memory bandwidth; embedding reads twice the row (below).
-// 16-byte accesses (kernels.h, Alignment), but for sources of load time, which need only the alignment of an element.
+// Ops that write each element once: embedding, act_mul, clip, soft_cap, gather_rows, join_columns, update_step and
+// sum_parts; at load time convert. Mapping: one thread per 16 bytes written (8 elements; of join_columns one of 4
+// bytes), grid (row, part of the row); at load time one thread per element or fragment. Bytes: every op reads its input
+// once and writes its output once, and the floor is that over the memory bandwidth; embedding reads twice the row
+// (below). 16-byte accesses (kernels.h, Alignment), but for sources of load time, which need only the alignment of an
+// element.
 #include "cuda/core/launch.cuh"
 #include "cuda/core/norm.cuh"
 #include "cuda/core/visit.cuh"

@@ -97,8 +97,8 @@ class ImageProcessor:
     ) -> ImageProcessor:
         """Read the content of preprocessor_config.json; sizes of patches must be those of the tower.
 
-        `rule`: how pictures are resized, one of `RULES`. `side`: rows, and columns, of patches that the tower has positions for, where
-        it has no more. `max_pixels`: an upper limit of that in the file.
+        `rule`: how pictures are resized, one of `RULES`. `side`: rows, and columns, of patches that the tower has
+        positions for, where it has no more. `max_pixels`: an upper limit of that in the file.
 
         Raises
         ------

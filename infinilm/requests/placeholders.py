@@ -1,6 +1,7 @@
 """What stands for a picture in a prompt: the tokens of its rows, and the marks between and around them.
 
-Sources: `replace_image_token` of the processors of Pixtral, Gemma 3, Gemma 4, Idefics3 and Llama 4 in transformers 5.24.
+Sources: `replace_image_token` of the processors of Pixtral, Gemma 3, Gemma 4, Idefics3 and Llama 4 in transformers
+5.24.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _tiles(token: str, rows: Size, tiles: Size) -> str:
 
 
 def _canvas(token: str, rows: Size, tiles: Size) -> str:
-    """The tokens of tiles with marks between and behind a row of them, and those of the whole, all between two marks."""
+    """The tokens of tiles, with marks between them and behind a row, and those of the whole, all between two marks."""
     of_tile = token * (rows[0] * rows[1])
     lines = ("<|tile_x_separator|>".join([of_tile] * tiles[1]) + "<|tile_y_separator|>" for _ in range(tiles[0]))
     return f"<|image_start|>{''.join(lines)}<|image|>{of_tile}<|image_end|>"

@@ -6,8 +6,9 @@ Callers run it in their own threads, before their request waits for the engine t
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,10 +22,12 @@ from infinilm.checkpoint.projector import ProjectorCheckpoint
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
 from infinilm.config.towers import TowerConfig
+from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
 from infinilm.images import MediaRules, Patches, open_image
 from infinilm.images.processor import merge_order
+from infinilm.models.reference.tower import ReferenceTower
 from infinilm.planning.memory import ModelPlan
 from infinilm.planning.tower import BLOCK_SIZE, TowerPlan
 
@@ -175,7 +178,8 @@ class TowerEngine:
         if family.position_table:
             del found.shapes[found.sources[positions].tensor]
             tensor, (num_positions, size) = f"{place.tower}{family.position_table}", expected[positions]
-            shape = (2, num_positions // 2, size) if family.positions == "axes" else (num_positions, size)
+            is_of_axes = family.positions == "axes"
+            shape: tuple[int, ...] = (2, num_positions // 2, size) if is_of_axes else (num_positions, size)
             found.sources[positions], found.shapes[tensor] = Source(tensor, 0, shape[0]), shape
         if family.merger_matrix:
             del found.shapes[found.sources[first].tensor]
@@ -226,13 +230,35 @@ class TowerEngine:
         RequestError
             A picture cannot be read, or has more patches than the tower takes.
         """
+        return self(self.prepare(images))
+
+    def prepare(self, images: Sequence[Any]) -> list[Patches]:
+        """Make patches of pictures; the argument and errors are those of `rows_of`."""
         processor, patches = self._plan.processor, []
         for i, image in enumerate(images):
             name = f"picture {i}"
             patches.append(processor.prepare(open_image(image, name, MediaRules()), name))
             if (count := len(patches[-1].pixels) // patches[-1].num_tiles) > self._plan.max_patches:
                 raise RequestError(f"{name} has {count} patches, more than the {self._plan.max_patches} of the longest")
-        return self(patches)
+        return patches
+
+    @property
+    def config(self) -> TowerConfig:
+        """What its table and config.json say of it."""
+        return self._plan.config
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in."""
+        return self._plan.spec.dtype
+
+    def reference(self, dtype: str = "float32") -> ReferenceTower:
+        """The same tower in numpy, with a copy of the weights, in "float32" or "float64".
+
+        `infinilm.compare` holds the two against each other, layer by layer.
+        """
+        weights = {name: to_array(tensor).astype(dtype) for name, tensor in self.state_dict().items()}
+        return ReferenceTower(self._plan.spec, weights, dtype)
 
     def state_dict(self) -> dict[str, _core.Tensor]:
         """Its weights in memory of the files or the engine, by the names of `param_shapes`."""
@@ -251,6 +277,21 @@ class TowerEngine:
         """
         self._hooks.use(registry)
         self._registry = registry  # which the hooks refer to weakly
+
+    @contextlib.contextmanager
+    def hooked(self, registry: HookRegistry) -> Iterator[None]:
+        """Let hooks see its layers while a block runs, in place of those that did before."""
+        before = self._registry
+        self.set_hook_registry(registry)
+        try:
+            yield
+        finally:
+            self.set_hook_registry(before)
+
+    @property
+    def spec(self) -> _core.ModelSpec:
+        """Its math."""
+        return self._plan.spec
 
     def _fits(self, tiles: Sequence[TowerTile]) -> bool:
         num_blocks = sum(int(_blocks_of(tile.window_lens).sum()) for tile in tiles)

@@ -458,8 +458,7 @@ void CpuBackend::clip(const ClipParams& p) {
         const auto* const x = p.x.as<const float>();
         auto* const out = p.out.as<float>();
         for (int64_t row = begin; row < end; ++row)
-            std::transform(x + row * p.x.stride(0), x + row * p.x.stride(0) + p.x.shape(1),
-                           out + row * p.out.stride(0),
+            std::transform(x + row * p.x.stride(0), x + row * p.x.stride(0) + p.x.shape(1), out + row * p.out.stride(0),
                            [&](float v) {
                                const float raised = v < p.low ? p.low : v;
                                return raised > p.high ? p.high : raised;

@@ -163,9 +163,8 @@ void validate(const ModelSpec& spec) {
     require_spec(spec.given_levels >= 0 && spec.given_levels <= spec.num_layers + 1, "given_levels is ",
                  spec.given_levels, ", with ", spec.num_layers, " layers");
     for (const LayerSpec& layer : spec.layers)
-        require_spec(!spec.clipped_linears ||
-                         (spec.post_norms && layer.mlp && !layer.experts && !layer.mixer_beside && layer.mixer &&
-                          std::holds_alternative<AttentionSpec>(*layer.mixer)),
+        require_spec(!spec.clipped_linears || (spec.post_norms && layer.mlp && !layer.experts && !layer.mixer_beside &&
+                                               layer.mixer && std::holds_alternative<AttentionSpec>(*layer.mixer)),
                      "linears clip in layers of attention and an MLP alone, each with a norm behind it");
     for (const LayerSpec& layer : layers_and_head(spec)) check_layer(spec, layer);
     if (spec.position_bias) check_position_bias(spec);

@@ -26,7 +26,8 @@ void TowerSpec::check(const ModelSpec& model) const {
                  "a linear of a merger that has a gate is activated, and not the last");
     require_spec(standardized <= pooled && pooled_scale > 0, "standardized: what is not pooled has no mean");
     require_spec(norm_first <= (patch_norm && num_positions > 0), "norm_first: there are no norm and no positions");
-    require_spec(!class_token || (num_positions > 0 && levels.empty()), "class_token: of a tower with positions and no levels");
+    require_spec(!class_token || (num_positions > 0 && levels.empty()),
+                 "class_token: of a tower with positions and no levels");
     require_spec(!pooled || (levels.empty() && model.hidden_size % 8 == 0),
                  "a tower that takes means has no levels, and a hidden_size that is a multiple of 8");
 }

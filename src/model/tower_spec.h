@@ -39,10 +39,10 @@ struct TowerSpec {
     bool patch_norm = false;  // a norm of what embeds patches takes its place
     bool norm_first = false;  // positions are added behind this norm, and not before it
     int num_positions = 0;    // rows of the table of learned positions; 0: there are none
-    // The last token of a sequence is no patch, but one that sees all patches, and no row is made of it. A vector of the
-    // model is one more row of the table of positions, and all that it is made of.
+    // The last token of a sequence is no patch, but one that sees all patches, and no row is made of it. A vector of
+    // the model is one more row of the table of positions, and all that it is made of.
     bool class_token = false;
-    bool norm = true;         // there is a norm behind the layers
+    bool norm = true;  // there is a norm behind the layers
     // A row of the result is made of so many neighbouring patches: of all their numbers, or of their mean.
     int merged_patches = 1;
     bool pooled = false;  // of their mean, behind RMSNorm

@@ -64,8 +64,8 @@ struct AttentionLayer {
     bool two_way = false;  // the same
     bool spans = true;     // sequences of two_way_seqs see all keys behind, too
     bool operator==(const AttentionLayer& o) const {
-        return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked &&
-               two_way == o.two_way && spans == o.spans;
+        return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked && two_way == o.two_way &&
+               spans == o.spans;
     }
 };
 

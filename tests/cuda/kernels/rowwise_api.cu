@@ -78,8 +78,8 @@ int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t 
                        nullptr);
 }
 
-int clip_rows(const void* x, int64_t x_stride, void* out, int64_t out_stride, int num_rows, int n, float low, float high,
-              int type) {
+int clip_rows(const void* x, int64_t x_stride, void* out, int64_t out_stride, int num_rows, int n, float low,
+              float high, int type) {
     return clip({x, out, x_stride, out_stride, num_rows, n, low, high, static_cast<Element>(type)}, nullptr);
 }
 
