@@ -436,6 +436,9 @@ def _joined(files: _Files, parameter: _Parameter) -> _Found | None:
     if parameter.module not in files.joined:
         return None
     whole, all_parts = files.joined[parameter.module]
+    alone = files.own_name(files.tensor(parameter, parameter.module), parameter.kind)
+    if alone in files.stored and files.tensor(parameter, whole) + parameter.kind not in files.stored:
+        return None  # a converter has parted them
     parts = [part for part in all_parts if files.is_expected(parameter, part)]
     sizes, index = files.num_rows(parameter, parts), parts.index(parameter.module)
     return _rows(files, parameter, files.tensor(parameter, whole), sum(sizes[:index]), sum(sizes))
