@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from infinilm.errors import ConfigError
@@ -26,6 +26,7 @@ __all__ = [
     "image_token_id",
     "projectors_among",
     "rope_values",
+    "tower_of",
 ]
 
 _PREFIX = "clip.vision."
@@ -470,6 +471,13 @@ def projectors_among(names: Iterable[str]) -> list[str]:
 
     found = [name for name in names if "mmproj" in name.lower() and name.lower().endswith(".gguf")]
     return sorted(found, key=place)
+
+
+def tower_of(model: str, names: Iterable[str]) -> list[str]:
+    """The name of the mmproj file that goes with a GGUF file of a repository, if there is one: it is in its folder."""
+    beside = [name for name in names if PurePosixPath(name).parent == PurePosixPath(model).parent]
+    towers = projectors_among(beside)
+    return towers[:1] if model not in towers else []
 
 
 def find_projector(model: Path) -> Path | None:
