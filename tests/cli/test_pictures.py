@@ -120,3 +120,19 @@ def test_a_tower_in_a_file_of_its_own(
             assert run(command, model, *given, "--kv-cache", "1MiB") == 0
             out = capsys.readouterr().out
             assert ("pictures are read, by a tower of" in out and "in tower.gguf: up to" in out) == told
+
+
+def test_receipts_of_pictures(
+    folder: Path, files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    receipt = tmp_path / "receipt.json"
+    prompt = f"w4 {PLACE} w6 {PLACE} w7"
+    assert run("generate", "-m", folder, *of_images(files), *GREEDY, "--receipt", receipt, prompt) == 0
+    verify = ("verify", receipt, "-m", folder, "--dtype", "float32", "--quiet")
+    capsys.readouterr()
+    assert run(*verify, *of_images(files[::-1])) == 0
+    assert capsys.readouterr().out == f"{receipt}: equal\n"
+    assert run(*verify, *of_images(files[:1])) == 1
+    assert "incomparable" in (out := capsys.readouterr().out) and "picture 1 of its prompt is missing" in out
+    assert run(*verify, "--image", tmp_path / "absent.png") == 2
+    assert "there is no file" in capsys.readouterr().err
