@@ -8,10 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from infinilm.config.families.names import TensorNames
 
-__all__ = ["Linear", "ResizeRule", "TextRule", "TowerFamily", "TowerPlace"]
-
-ResizeRule = Literal["area", "frames", "budget", "square", "edge", "tiles", "canvas"]
-TextRule = Literal["plain", "rows", "between", "marked", "tiles", "canvas"]
+__all__ = ["Linear", "TowerFamily", "TowerPlace"]
 
 
 class Linear(NamedTuple):
@@ -89,10 +86,9 @@ class TowerFamily:
     class_token : str
         The name of the tensor of a token behind the patches, which is dropped behind the layers. "": there is none.
     resize : str
-        How pictures are resized and cut: see `infinilm.images.sizes`.
+        How pictures are resized and cut: one of `RULES` in `infinilm.images.sizes`.
     text : str
-        What stands for a picture in a prompt: its own tokens alone ("plain"), rows of them with marks behind them
-        ("rows"), all between two marks ("between", "marked"), or those of tiles ("tiles", "canvas"). See
+        What stands for a picture in a prompt: its own tokens alone ("plain"), or one of `TEXTS` in
         `infinilm.requests.placeholders`.
     placeholder : str
         The token that stands where a picture is in a prompt, where it is not that of its rows.
@@ -133,7 +129,7 @@ class TowerFamily:
     patch_norm: bool = False
     norm_first: bool = False
     channels_last: bool = False
-    resize: ResizeRule = "area"
-    text: TextRule = "plain"
+    resize: str = "area"
+    text: str = "plain"
     placeholder: str = ""
     two_way: bool | str = False
