@@ -126,6 +126,9 @@ class Backend:
 
     def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None) -> None: ...
 
+    def clip(self, x: Tensor, out: Tensor, low: float, high: float) -> None:
+        """out = min(max(x, low), high); NaN stays."""
+
     def soft_cap(self, x: Tensor, cap: float) -> None:
         """x = cap * tanh(x / cap), in place."""
 
@@ -838,7 +841,7 @@ class ExpertsSpec:
 class OwnVectorsSpec:
     """Vectors that a token has for each layer."""
 
-    def __init__(self, size: int = 0, vocab_size: int = 0, activation: str = 'silu') -> None: ...
+    def __init__(self, size: int = 0, vocab_size: int = 0, activation: str = 'silu', pad_id: int = 0) -> None: ...
 
     @property
     def size(self) -> int:
@@ -859,6 +862,13 @@ class OwnVectorsSpec:
 
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
+
+    @property
+    def pad_id(self) -> int:
+        """The row of tokens whose embedding is given."""
+
+    @pad_id.setter
+    def pad_id(self, arg: int, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -970,7 +980,7 @@ class MergerLinear:
 class TowerSpec:
     """What an encoder of images has besides its layers."""
 
-    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, norm_first: bool = False, num_positions: int = 0, norm: bool = True, merged_patches: int = 1, pooled: bool = False, standardized: bool = False, pooled_scale: float = 1.0, pooled_norm_weight: bool = True, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
+    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, norm_first: bool = False, num_positions: int = 0, class_token: bool = False, norm: bool = True, merged_patches: int = 1, pooled: bool = False, standardized: bool = False, pooled_scale: float = 1.0, pooled_norm_weight: bool = True, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
 
     @property
     def patch_dim(self) -> int:
@@ -1005,6 +1015,15 @@ class TowerSpec:
 
     @num_positions.setter
     def num_positions(self, arg: int, /) -> None: ...
+
+    @property
+    def class_token(self) -> bool:
+        """
+        The last token of a sequence is a vector of the model, of which no row is made.
+        """
+
+    @class_token.setter
+    def class_token(self, arg: bool, /) -> None: ...
 
     @property
     def norm(self) -> bool:
@@ -1206,6 +1225,13 @@ class CacheSpec:
     def two_way(self, arg: bool, /) -> None: ...
 
     @property
+    def spans(self) -> bool:
+        """Tokens of a span see all of it, where steps say so."""
+
+    @spans.setter
+    def spans(self, arg: bool, /) -> None: ...
+
+    @property
     def owner(self) -> int:
         """The earlier layer whose keys and values a shared cache reads."""
 
@@ -1344,7 +1370,7 @@ class MtpSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1492,6 +1518,13 @@ class ModelSpec:
 
     @layer_scalars.setter
     def layer_scalars(self, arg: bool, /) -> None: ...
+
+    @property
+    def clipped_linears(self) -> bool:
+        """Linears of layers clip what they read and give."""
+
+    @clipped_linears.setter
+    def clipped_linears(self, arg: bool, /) -> None: ...
 
     @property
     def own_vectors(self) -> OwnVectorsSpec | None: ...

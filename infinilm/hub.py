@@ -7,13 +7,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from infinilm.errors import ConfigError
 from infinilm.files import os_errors
 from infinilm.gguf.file import models_among
-from infinilm.gguf.projectors import projectors_among
+from infinilm.gguf.projectors import tower_of
 from infinilm.mistral_params import PARAMS_FILE
 from infinilm.progress import can_show
 
@@ -187,10 +187,8 @@ def _download_gguf(model: HubModel, revision: str | None, use_tqdm: bool) -> Pat
             raise
     if not wanted.endswith(".gguf"):
         wanted = choose_gguf(model, models_among(files))
-    # A tower is looked for in the folder of its model.
-    beside = [name for name in files if PurePosixPath(name).parent == PurePosixPath(wanted).parent]
-    towers = projectors_among(beside)[:1] if wanted not in projectors_among(beside) else []
-    path = _snapshot(model, revision, use_tqdm, allow_patterns=[parts_of(wanted), *towers]) / wanted
+    wanted_too = tower_of(wanted, files)
+    path = _snapshot(model, revision, use_tqdm, allow_patterns=[parts_of(wanted), *wanted_too]) / wanted
     if not path.exists():
         raise ConfigError(f"model '{model}': there is no such file in {model.hub_id}")
     return path

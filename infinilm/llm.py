@@ -37,7 +37,7 @@ from infinilm.calls.weights import WeightMethods
 from infinilm.checkpoint import Checkpoint, load_weights, open_checkpoint
 from infinilm.checkpoint.eagle3 import load_eagle3
 from infinilm.checkpoint.fingerprint import WeightHistory, adapter_fingerprint, fingerprint_of, weights_fingerprint
-from infinilm.checkpoint.mapped import FileState
+from infinilm.checkpoint.mapped import FileState, file_state
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import MtpFormat, build_spec, longest_text
@@ -415,6 +415,7 @@ class LLM(
             adapters=self._adapters,
             tokenizer=self.tokenizer,
             has_hooks=lambda: engine_hooks.in_use or not history.is_known,
+            tower=partial(_tower_fingerprint, plan.tower),
         )
         layout = f"blocks of {self.memory.block_size} tokens, {plan.mtp}"
         if isinstance(plan.tower, TowerPlan):
@@ -867,6 +868,15 @@ def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool) -> str | None:
 def _computation(spec: _core.ModelSpec) -> str:
     """All that a model computes, whatever its longest sequence is."""
     return re.sub(r"max_model_len=\d+", "", repr(spec))
+
+
+def _tower_fingerprint(tower: TowerPlan | str) -> str | None:
+    """The fingerprint of a tower and of what it is shown; its weights count where they are in a file of their own."""
+    if isinstance(tower, str):
+        return None
+    path = tower.projector.path if tower.projector else None
+    files = [] if path is None else [weights_fingerprint({path: file_state(path.stat())})]
+    return fingerprint_of([_computation(tower.spec), repr(tower.processor), *files])
 
 
 def _weights_of(files: Mapping[Path, FileState], merge: Merge | None, dummy: str) -> str:

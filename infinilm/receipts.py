@@ -60,6 +60,10 @@ class Receipt:
         "stop" or "length".
     stop_reason : str, int or None
         As in `CompletionOutput`.
+    images : tuple of Mapping
+        Of each picture of the prompt: ``sha256`` of its size and pixels once it is decoded, ``detail`` ("high", or
+        "low" where it was first made small), ``grid`` and ``tiles`` (rows and columns of patches of a tile, and of
+        tiles), and ``prepared``, SHA-256 of what the tower was shown, behind resizing.
     signature : Mapping or None
         ``key`` and ``value``: the public key and the signature, base64.
     """
@@ -73,6 +77,7 @@ class Receipt:
     logprobs: npt.NDArray[np.float32]
     finish_reason: str
     stop_reason: str | int | None
+    images: tuple[Mapping[str, Any], ...] = ()
     signature: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
@@ -102,7 +107,11 @@ class Receipt:
             "receipt": _FORMAT,
             "model": dict(self.model),
             "engine": dict(self.engine),
-            "request": {**self.request, "prompt_token_ids": list(self.prompt_token_ids)},
+            "request": {
+                **self.request,
+                "prompt_token_ids": list(self.prompt_token_ids),
+                **({"images": [dict(image) for image in self.images]} if self.images else {}),
+            },
             "answer": {
                 "token_ids": list(self.token_ids),
                 "num_given": self.num_given,
@@ -139,6 +148,7 @@ class Receipt:
             raise ReceiptError(f"answer: expected the keys {', '.join(_ANSWER)}, got {short_repr(sorted(answer))}")
         request = dict(request)
         prompt = _token_ids(request.pop("prompt_token_ids", None), "request.prompt_token_ids")
+        images = _images(request.pop("images", None))
         token_ids = _token_ids(answer["token_ids"], "answer.token_ids")
         num_given, reason, stop_reason = answer["num_given"], answer["finish_reason"], answer["stop_reason"]
         if isinstance(num_given, bool) or not isinstance(num_given, int) or not 0 <= num_given < len(token_ids):
@@ -164,6 +174,7 @@ class Receipt:
             logprobs=_floats(answer["logprobs"], len(token_ids) - num_given),
             finish_reason=reason,
             stop_reason=stop_reason,
+            images=images,
             signature=signature,
         )
 
@@ -280,6 +291,33 @@ def _token_ids(value: Any, name: str) -> tuple[int, ...]:
         raise ReceiptError(f"{name}: expected a list of token ids, got {short_repr(value)}")
     if not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in value):
         raise ReceiptError(f"{name}: expected integers in 0..2**31-1, got {short_repr(value)}")
+    return tuple(value)
+
+
+_IMAGE = ("sha256", "detail", "grid", "tiles", "prepared")
+
+
+def _images(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """What a receipt says of the pictures of its prompt; None: there are none."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not value or not all(isinstance(image, Mapping) for image in value):
+        raise ReceiptError(f"request.images: expected a list of objects, got {short_repr(value)}")
+    for i, image in enumerate(value):
+        pairs = [image.get(key) for key in ("grid", "tiles")]
+        hashes = [image.get(key) for key in ("sha256", "prepared")]
+        if (
+            set(image) != set(_IMAGE)
+            or image["detail"] not in ("high", "low")
+            or not all(isinstance(one, str) and len(one) == 64 for one in hashes)
+            or not all(
+                isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair) for pair in pairs
+            )
+        ):
+            raise ReceiptError(
+                f"request.images[{i}]: expected {', '.join(_IMAGE)}: hashes of 64 digits, 'high' or 'low', and pairs "
+                f"of numbers; got {short_repr(image)}"
+            )
     return tuple(value)
 
 

@@ -30,6 +30,7 @@ from transformers.models.gemma4 import image_processing_pil_gemma4
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -37,7 +38,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from goldens import make_weights, write_weights
 from vision import ENTRIES, KEPT, pictures_of, prompts_of, text_of, tokenizer_of
 
+
+class Llama4ImageProcessorPil(Llama4ImageProcessor):
+    """That of Llama 4, which knows torchvision alone, with Pillow's filter in the place of torchvision's."""
+
+    def resize(self, image: torch.Tensor, size: Any, resample: Any = None, **_: Any) -> torch.Tensor:
+        resized = [
+            np.asarray(Image.fromarray(one.permute(1, 2, 0).numpy()).resize((size.width, size.height), resample))
+            for one in image
+        ]
+        return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
+
+
 PROCESSORS = {
+    "Llama4ImageProcessorFast": Llama4ImageProcessorPil,
     "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
     "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
     "Glm4vImageProcessor": Glm4vImageProcessorPil,
@@ -51,6 +65,8 @@ OPTIONS = {
     PixtralImageProcessorPil: {"patch_size": 8},  # of a patch that is merged, as its processor of texts says it
 }
 NUM_GREEDY = 12
+# Llama 4 asks its model of texts for it, which has it not (transformers 5.24).
+transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 # Its processor knows the budgets of the published models alone, which are many tokens.
 image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS = (12,)
 
@@ -60,6 +76,9 @@ def spread_of(name: str, shape: list[int], model: str) -> tuple[float, float]:
     is_norm = "norm" in name.lower() or name.split(".")[-2] in ("ln_pre", "ln_q")
     if name.endswith(("A_log", "dt_bias")):
         return 0.0, 0.5
+    if name.rpartition("_")[2] in ("min", "max"):  # of clipped linears; q, k and v of most layers read within the same
+        is_same = "input" in name and "self_attn" in name and ".1." not in name
+        return (-1.0 if name.endswith("min") else 1.0) * (1.5 if "input" in name else 2.0), 0.0 if is_same else 0.2
     if len(shape) == 1:
         plus_one = is_norm and model == "gemma3" and ("language_model" in name or "mm_soft_emb_norm" in name)
         multiplies = (is_norm and name.endswith("weight")) or name.endswith(("layer_scalar", "std_scale"))
@@ -99,8 +118,10 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         patches, grid = patches_of(entry, inputs)
         entry["digests"].append(hashlib.sha256(np.ascontiguousarray(patches).tobytes()).hexdigest())
         with torch.no_grad():
-            out = model.model.get_image_features(**of_model(inputs), return_dict=True)
-        rows = out.pooler_output
+            out = model.base_model.get_image_features(**of_model(inputs), return_dict=True)
+            rows = out.pooler_output
+            if rows is None:
+                rows = model.multi_modal_projector(out.last_hidden_state)
         levels = [torch.cat([*rows]), *(torch.cat([*level]) for level in getattr(out, "deepstack_features", ()))]
         arrays[f"rows_{i}"] = torch.cat(levels, dim=1).numpy()
         arrays[f"grid_{i}"] = np.array(grid, np.int32)
@@ -132,7 +153,7 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
             del given[""]
         with torch.no_grad():
             logits = model(input_ids=sequence, **given).logits[0].numpy()
-            model.model.rope_deltas = None
+            model.base_model.rope_deltas = None
             greedy = model.generate(
                 input_ids=sequence,
                 attention_mask=torch.ones_like(sequence),
@@ -142,23 +163,27 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
                 eos_token_id=None,
                 pad_token_id=0,
             )[0, len(expanded) :].numpy()
-            model.model.rope_deltas = None
+            model.base_model.rope_deltas = None
         ends = np.flatnonzero(greedy == image_id)  # which transformers would take for a place of an image
         arrays |= {f"ids_{i}": np.array(expanded, np.int32), f"logits_{i}": logits}
         arrays[f"greedy_{i}"] = greedy[: ends[0]].astype(np.int32) if len(ends) else greedy.astype(np.int32)
     return arrays
 
 
+def array_of(values: Any) -> np.ndarray:
+    return values.float().numpy() if getattr(values, "dtype", None) == torch.bfloat16 else np.asarray(values)
+
+
 def of_model(inputs: Any) -> dict[str, torch.Tensor]:
     """What a processor makes that the model takes."""
     names = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "token_type_ids")
     names += ("image_position_ids", "mm_token_type_ids")
-    return {key: torch.as_tensor(np.asarray(inputs[key])) for key in names if key in inputs}
+    return {key: torch.as_tensor(array_of(inputs[key])) for key in names if key in inputs}
 
 
 def patches_of(entry: dict[str, Any], inputs: Any) -> tuple[np.ndarray, list[int]]:
     """Patches of a picture in the order in which they are merged; rows and columns of patches, and those of tiles."""
-    pixels = np.asarray(inputs["pixel_values"])
+    pixels = array_of(inputs["pixel_values"])
     if "image_grid_thw" in inputs:
         return pixels, [*inputs["image_grid_thw"][0, 1:].tolist(), 0, 0]
     vision = entry["config"]["vision_config"]
@@ -166,12 +191,17 @@ def patches_of(entry: dict[str, Any], inputs: Any) -> tuple[np.ndarray, list[int
     if "image_position_ids" in inputs:
         return patches_of_places(pixels[0], np.asarray(inputs["image_position_ids"])[0], vision)
     merge = entry["config"].get("spatial_merge_size") or entry["config"].get("scale_factor")
-    if merge is None:
+    if merge is None and "pixel_shuffle_ratio" in vision:
+        merge = round(1 / vision["pixel_shuffle_ratio"])
+    elif merge is None:
         merge = vision["image_size"] // patch // round(entry["config"]["mm_tokens_per_image"] ** 0.5)
     tiles = pixels.reshape(-1, *pixels.shape[-3:])
     rows, columns = tiles.shape[2] // patch, tiles.shape[3] // patch
     blocks = tiles.reshape(len(tiles), 3, rows // merge, merge, patch, columns // merge, merge, patch)
     cut = blocks.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, 3 * patch**2)
+    if "aspect_ratios" in inputs:
+        grid_of_tiles = inputs["aspect_ratios"][0].tolist()
+        return cut, [rows, columns, *(grid_of_tiles if grid_of_tiles != [1, 1] else (0, 0))]
     return cut, [rows, columns, *(inputs["rows"][0] + inputs["cols"][0] if "rows" in inputs else (0, 0))]
 
 

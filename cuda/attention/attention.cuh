@@ -56,6 +56,8 @@ struct FirstKey {
     }
     template <class Args>
     __device__ __forceinline__ explicit FirstKey(const Args& p) : FirstKey(p.first_key) {}
+    // Where a row sees all keys behind it, its end is as many keys further as the sequence has queries, but one.
+    __device__ __forceinline__ void look_ahead(int keys) { ahead += keys, behind += keys; }
     __device__ __forceinline__ int operator()(int end) const { return per_step.quotient(end - 1) * step - behind; }
 };
 
@@ -66,6 +68,7 @@ struct SlidingFirstKey {
     int window;
     __device__ __forceinline__ explicit SlidingFirstKey(const AttentionArgs& p)
         : window(p.sliding_window > 0 ? p.sliding_window : 1 << 30) {}
+    __device__ __forceinline__ void look_ahead(int) {}
     __device__ __forceinline__ int operator()(int end) const { return end - window; }
 };
 
@@ -120,6 +123,10 @@ cudaError_t visit_dim(int head_dim, F f) {
 // Row r is query token r / group, head kv_head * group + r % group. The queries are the last of the context.
 template <class First>
 struct RowsOf {
+    // How many keys further its rows see, since they see all that are behind them: see FirstKey::look_ahead.
+    static __device__ __forceinline__ int keys_ahead(const AttentionKernelArgs& p, int seq) {
+        return p.two_way_seqs && p.two_way_seqs[seq] ? p.cu_seqlens_q[seq + 1] - p.cu_seqlens_q[seq] - 1 : 0;
+    }
     int first_token, count, first_position, context, first_end, group, first_head;
     First first_key;
     __device__ __forceinline__ RowsOf(const AttentionKernelArgs& p, int seq, int kv_head)
@@ -128,6 +135,7 @@ struct RowsOf {
         count = query_len * group;
         context = p.context_lens[seq];
         first_position = context - query_len;
+        first_key.look_ahead(keys_ahead(p, seq));
         first_end = first_key.per_query ? first_position + 1 + first_key.ahead : context;
         first_head = kv_head * group;
     }
@@ -338,17 +346,18 @@ __device__ __forceinline__ void add_position_bias(float (*scores)[4], const Atte
 }
 
 constexpr int kNoLimit = 0x7fffffff;
-// -inf where a row does not see a key of a piece, whose first is `begin`: it sees [first_key(end), end), and none sees
-// the keys from `limit` on.
+// -inf where a row does not see a key of a piece, whose first is `begin`: it sees [first_key(end) - ahead, end), and
+// none sees the keys from `limit` on. ahead: RowsOf::keys_ahead of the sequence.
 template <class First>
-__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int limit, int begin,
+__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int limit, int begin, int ahead,
                                             const First& first_key) {
 #pragma unroll
     for (int j = 0; j < kPiece / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
-            if (key < first_key(end[i / 2]) - begin || key >= min(end[i / 2], limit) - begin) scores[j][i] = -INFINITY;
+            if (key < first_key(end[i / 2]) - ahead - begin || key >= min(end[i / 2], limit) - begin)
+                scores[j][i] = -INFINITY;
         }
 }
 

@@ -39,6 +39,7 @@ struct DecodeTile {
     int begin, end, chunk0, chunks;  // keys that any row sees; the first of their chunks, and how many
     int slot, width;                 // of AttentionDecodeItem and AttentionListHead
     int all_begin, all_end;          // keys that all rows see
+    int ahead;                       // see RowsOf::keys_ahead
     int row_ends[kTileRows];         // of the keys that each row sees, as far as there are some
     bool is_last;                    // of the blocks to arrive
 
@@ -53,7 +54,7 @@ struct DecodeTile {
             begin = rows.begin(item.y), end = min(row_end, rows.context);
             all_begin = rows.begin(item.y + count - 1), all_end = rows.seen_end(item.y);
             chunk0 = begin / kChunk, chunks = ceil_div(end, kChunk) - chunk0;
-            slot = item.w, width = chunks_of_an_item;
+            slot = item.w, width = chunks_of_an_item, ahead = Rows::keys_ahead(p, item.x);
         }
     }
     __device__ __forceinline__ bool is_whole() const { return slot < 0; }
@@ -167,7 +168,7 @@ __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const 
     if (p.position_bias) add_position_bias(scores[0], p, Rows(p, tile.seq, tile.kv_head), tile.row0, begin);
     if (tile.all_end < begin + kPiece || tile.all_begin > begin) {
         const int end[2] = {tile.row_ends[lane / 4], tile.row_ends[lane / 4 + 8]};
-        mask_scores(scores[0], end, tile.end, begin, p.first_key);
+        mask_scores(scores[0], end, tile.end, begin, tile.ahead, p.first_key);
     }
     tell_maxima<kTileRows>(room.maxima, warp, scores[0], p.scale);
     __syncthreads();

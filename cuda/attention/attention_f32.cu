@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
     const int context = p.context_lens[seq], position = context - query_len + token;
     const int window = p.sliding_window > 0 ? min(p.sliding_window, context) : context;
     const int begin = p.chunked ? position / p.sliding_window * p.sliding_window : max(0, position + 1 - window);
-    const int end = p.two_way ? min(context, position + window) : position + 1;
+    const bool sees_all_behind = p.two_way_seqs && p.two_way_seqs[seq];
+    const int end = sees_all_behind ? context : p.two_way ? min(context, position + window) : position + 1;
     const int kv_head = head / (p.num_heads / p.num_kv_heads);
     const int* blocks = p.block_table + seq * p.block_table_stride;
     auto key_row = [&](const void* cache, int key) {

@@ -161,7 +161,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
                     }
                     if (all_end < begin + kPiece || all_begin > begin) {  // some row does not see all
                         const int end[2] = {Keeper::give(own_end, t, 0), Keeper::give(own_end, t, 1)};
-                        mask_scores(of_piece, end, warp_end, begin, p.first_key);
+                        int ahead = 0;
+                        if (p.two_way_seqs)  // the item is read again: see below
+                            ahead = Rows::keys_ahead(p, p.work.array[p.work.prefill_begin + blockIdx.y].x);
+                        mask_scores(of_piece, end, warp_end, begin, ahead, p.first_key);
                     }
                     add_weights<T>(weights[t], now[t], piece, of_piece, p.scale);
                 }

@@ -256,7 +256,7 @@ __device__ __forceinline__ void weigh_chunk(uint32_t (&weights)[kChunk / 16][4],
         if (p.cap > 0) cap_scores(of_piece, p);
         if (masks) {
             const int begin = chunk * kChunk + piece * kPiece, end[2] = {lane.end[0] - begin, lane.end[1] - begin};
-            mask_scores(of_piece, end, kNoLimit, 0, SlidingFirstKey(p));
+            mask_scores(of_piece, end, kNoLimit, 0, 0, SlidingFirstKey(p));
         }
         add_weights<T>(weights, now, piece, of_piece, p.scale);
     }
@@ -451,7 +451,7 @@ cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, cudaStream_t 
 
 cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
     if (work.num_prefill == 0 || a.head_dim > 128 || a.value_dim < a.head_dim || a.block_size % 8 != 0 || a.chunked ||
-        a.two_way || a.position_bias)
+        a.two_way || a.two_way_seqs || a.position_bias)
         return attention(a, work, stream);
     const AttentionKernelArgs p(a, work);
     if (work.most_decode > 0)

@@ -72,6 +72,7 @@ template <class Shape>
 struct WideTile {
     int seq, begin, end;         // keys that any row of the block sees; end 0: it has no rows
     int key_parts, parts;        // of a chunk
+    int ahead;                   // see RowsOf::keys_ahead
     int row_ends[Shape::kRows];  // of the keys that each row sees, as far as there are some; rows beyond the last are
                                  // like it
     int half_ends[Shape::kHalves];  // of the keys that any of a half's rows sees; 0: it has none
@@ -89,11 +90,12 @@ struct WideTile {
         }
         if (thread == 0) key_parts = wide_parts(p.head_dim), parts = key_parts + wide_parts(p.value_dim);
         if (thread == 0) seq = item.seq, begin = rows.begin(min(row0, last));
+        if (thread == 0) ahead = Rows::keys_ahead(p, item.seq);
         if (thread == 0) end = row0 <= last ? rows.seen_end(min(row0 + Shape::kRows - 1, last)) : 0;
     }
     // What a half sees of a chunk.
     __device__ __forceinline__ Span visible(const AttentionKernelArgs& p, int half, int chunk) const {
-        return Span(max(0, p.first_key(row_ends[half * kHalfRows])), half_ends[half], chunk * kChunk);
+        return Span(max(0, p.first_key(row_ends[half * kHalfRows]) - ahead), half_ends[half], chunk * kChunk);
     }
 };
 
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attention_wide_kernel(cons
             if (!all_see) {
                 const int row = t * kTileRows + static_cast<int>(lane_id()) / 4;
                 const int end[2] = {ends[row], ends[row + 8]};
-                mask_scores(scores[t], end, tile->half_ends[half], begin, p.first_key);
+                mask_scores(scores[t], end, tile->half_ends[half], begin, tile->ahead, p.first_key);
             }
             tell_maxima<Shape::kRows>(maxima + t * kTileRows, piece, scores[t], p.scale);
         }

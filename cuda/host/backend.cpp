@@ -122,6 +122,7 @@ public:
         run(cuda::choose_keys(choose_keys_args(p), stream_), "choose_keys", p.q.shape());
     }
     void act_mul(const ActMulParams&) override;
+    void clip(const ClipParams&) override;
     void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
     void update_step(const UpdateStepParams&) override;
@@ -489,7 +490,6 @@ void CudaBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
 void CudaBackend::paged_attention(const AttentionParams& p) {
     activate();
     if (p.q.numel() == 0) return;
-    require(!p.two_way_seqs, "tokens of images that see each other both ways: use device='cpu'");
     const AttentionArgs args = attention_args(p);
     if (type_ == Element::f32) return run(attention_f32(args, stream_), "paged_attention", p.q.shape());
     const AttentionWorkArgs work{.array = p.work.as<const int4>(),
@@ -508,6 +508,11 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
 void CudaBackend::act_mul(const ActMulParams& p) {
     activate();
     if (p.out.numel() > 0) run(cuda::act_mul(act_mul_args(p), stream_), "act_mul", p.out.shape());
+}
+
+void CudaBackend::clip(const ClipParams& p) {
+    activate();
+    if (p.x.numel() > 0) run(cuda::clip(clip_args(p), stream_), "clip", p.x.shape());
 }
 
 void CudaBackend::soft_cap(const SoftCapParams& p) {

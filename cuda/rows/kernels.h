@@ -38,6 +38,9 @@ struct GatherRowsArgs {
 };
 cudaError_t gather_rows(const GatherRowsArgs&, cudaStream_t);
 
+// ClipArgs in src/args/rows.h explains the fields; n is a multiple of 8.
+cudaError_t clip(const ClipArgs&, cudaStream_t);
+
 // out[r, p * columns ..] = parts[p * num_rows + r], of elements of 4 bytes.
 struct JoinColumnsArgs {
     const void* parts;  // [num_parts * num_rows, columns], contiguous

@@ -1,8 +1,9 @@
-// Ops that write each element once: embedding, act_mul, soft_cap, gather_rows, join_columns, update_step and sum_parts;
-// at load time convert. Mapping: one thread per 16 bytes written (8 elements; of join_columns one of 4 bytes), grid
-// (row, part of the row); at load time one thread per element or fragment. Bytes: every op reads its input once and
-// writes its output once, and the floor is that over the memory bandwidth; embedding reads twice the row (below).
-// 16-byte accesses (kernels.h, Alignment), but for sources of load time, which need only the alignment of an element.
+// Ops that write each element once: embedding, act_mul, clip, soft_cap, gather_rows, join_columns, update_step and
+// sum_parts; at load time convert. Mapping: one thread per 16 bytes written (8 elements; of join_columns one of 4
+// bytes), grid (row, part of the row); at load time one thread per element or fragment. Bytes: every op reads its input
+// once and writes its output once, and the floor is that over the memory bandwidth; embedding reads twice the row
+// (below). 16-byte accesses (kernels.h, Alignment), but for sources of load time, which need only the alignment of an
+// element.
 #include "cuda/core/launch.cuh"
 #include "cuda/core/norm.cuh"
 #include "cuda/core/visit.cuh"
@@ -95,6 +96,29 @@ cudaError_t act_mul(const ActMulArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
     const LaunchConfig config = row_grid(args.num_tokens, args.intermediate_size / 8, stream);
     return visit(args.type, [&](auto t) { return launch<act_mul_kernel<decltype(t)>>(config, args); });
+}
+
+// ---- clip --------------------------------------------------------------------------------------------------------
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) clip_kernel(ClipArgs args) {
+    begin_kernel();
+    const int i = row_vector() * 8;
+    if (i >= args.n) return;
+    float x[8];
+    load8(static_cast<const T*>(args.x) + static_cast<int64_t>(blockIdx.x) * args.x_stride + i, x);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        const float raised = x[j] < args.low ? args.low : x[j];
+        x[j] = raised > args.high ? args.high : raised;
+    }
+    store8(static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + i, x);
+}
+
+cudaError_t clip(const ClipArgs& args, cudaStream_t stream) {
+    if (args.num_rows == 0) return cudaSuccess;
+    const LaunchConfig config = row_grid(args.num_rows, args.n / 8, stream);
+    return visit(args.type, [&](auto t) { return launch<clip_kernel<decltype(t)>>(config, args); });
 }
 
 // ---- soft_cap ----------------------------------------------------------------------------------------------------

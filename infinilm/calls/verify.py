@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from infinilm.calls import streams
 from infinilm.errors import EngineDeadError, InfinilmError, ReceiptError, RequestError
+from infinilm.images import MediaRules, hash_of_pixels, open_image
 from infinilm.progress import progress_bar
 from infinilm.receipts import Receipt, Verdict
 from infinilm.requests.prompts import RequestMaker
@@ -46,6 +47,7 @@ class VerifyMethods:
         self,
         receipts: Receipt | str | Mapping[str, Any] | Iterable[Receipt | str | Mapping[str, Any]],
         *,
+        images: Sequence[Any] = (),
         use_tqdm: bool = True,
     ) -> list[Verdict]:
         """Check that this model gives the answers of receipts.
@@ -58,6 +60,10 @@ class VerifyMethods:
         ----------
         receipts
             One or any number, as objects, JSON texts, or what JSON gives. They are read as the engine has room.
+        images
+            The pictures of their prompts, in any order, as in prompts: of Pillow, arrays, bytes or paths. Receipts name
+            pictures by their pixels, so that any file that shows the same will do. A receipt whose pictures are not all
+            among them is incomparable, and its reason names the missing one.
         use_tqdm
             Show a progress bar on a terminal or in a notebook.
 
@@ -71,7 +77,7 @@ class VerifyMethods:
         ReceiptError
             Something else than a receipt: names its place. What was checked before is lost.
         RequestError
-            Hooks are registered, of which no receipt can say what they do.
+            Hooks are registered, of which no receipt can say what they do; or a picture cannot be read.
         EngineDeadError
             The `LLM` is closed, or a rank has failed.
         """
@@ -79,6 +85,8 @@ class VerifyMethods:
             [receipts] if isinstance(receipts, (Receipt, str, bytes, Mapping)) else cast(Any, receipts)
         )
         self._receipts.check_hooks("verify")
+        opened = (open_image(image, f"picture {i}", MediaRules(), may_be_path=True) for i, image in enumerate(images))
+        pictures = {hash_of_pixels(image): image for image in opened}
         total = len(each) if isinstance(each, Sequence) else None
         verdicts: list[Verdict | None] = []
         waiting: dict[str, tuple[int, Receipt]] = {}  # by the id of the request
@@ -89,7 +97,7 @@ class VerifyMethods:
                     receipt = one if isinstance(one, Receipt) else Receipt.from_json(one)
                     verdicts.append(self._compare(receipt))
                     if verdicts[place] is None:
-                        request = self._requests.replay(receipt)
+                        request = self._requests.replay(receipt, pictures)
                         waiting[request.request_id] = place, receipt
                         yield request
                 except ReceiptError as error:

@@ -22,6 +22,7 @@ from infinilm.checkpoint.safetensors_header import MAX_HEADER_BYTES
 from infinilm.errors import ConfigError, InfinilmError, WeightError
 from infinilm.files import MAX_BYTES
 from infinilm.gguf.file import models_among, open_gguf, read_header
+from infinilm.gguf.projectors import tower_of
 from infinilm.hub import (
     MODEL_FILES,
     HubModel,
@@ -119,7 +120,7 @@ def _sketch(model: HubModel, revision: str | None, folder: Path) -> Path:
     else:
         first = choose_gguf(model, names)
         path = folder / first
-        wanted = [name for name in names if fnmatch(name, parts_of(first))]
+        wanted = [name for name in names if fnmatch(name, parts_of(first))] + tower_of(first, names)
 
     def copy(name: str) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

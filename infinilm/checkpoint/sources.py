@@ -82,7 +82,7 @@ class Source:
 
     def take(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Take the parameter from the whole tensor: a view, or a copy where it does not lie there row by row."""
-        whole = array if self.matrix is None else array[self.matrix]
+        whole = np.atleast_1d(array if self.matrix is None else array[self.matrix])
         return self.choose((whole.T if self.columns else whole)[self.begin : self.end])
 
     def choose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -436,6 +436,9 @@ def _joined(files: _Files, parameter: _Parameter) -> _Found | None:
     if parameter.module not in files.joined:
         return None
     whole, all_parts = files.joined[parameter.module]
+    alone = files.own_name(files.tensor(parameter, parameter.module), parameter.kind)
+    if alone in files.stored and files.tensor(parameter, whole) + parameter.kind not in files.stored:
+        return None  # a converter has parted them
     parts = [part for part in all_parts if files.is_expected(parameter, part)]
     sizes, index = files.num_rows(parameter, parts), parts.index(parameter.module)
     return _rows(files, parameter, files.tensor(parameter, whole), sum(sizes[:index]), sum(sizes))
@@ -476,8 +479,8 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
     own = files.own_name(tensor, parameter.kind)
     if isinstance(files.stored, Mapping) and own in files.stored and len(shape) == 1:
         stored = files.stored[own].shape
-        if stored.count(1) == len(stored) - 1 and math.prod(stored) == num_rows:
-            shape = stored  # a vector with axes of length 1 beside it
+        if stored.count(1) >= len(stored) - 1 and math.prod(stored) == num_rows:
+            shape = stored  # a vector with axes of length 1 beside it, or a number
     columns = len(shape) == 2 and any(tensor.endswith(f".{module}") for module in files.names.transposed)
     if files.order is not None and parameter.module in _OF_TURNED_HEADS:
         heads = np.arange(0, parameter.shape[0], len(files.order))[:, None] + files.order  # [num_heads, head_dim]

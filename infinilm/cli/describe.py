@@ -95,6 +95,7 @@ def describe_model(plan: ModelPlan, name: str | None = None) -> dict[str, Any]:
         "num_parameters": _count_parameters(plan),
         "has_mtp_head": plan.has_mtp_head,
         **_describe_weights(plan),
+        "tower": describe_tower(plan),
         "memory": describe_memory(plan),
         "sampling": describe_sampling(plan),
         "vectors": describe_vectors(plan),
@@ -117,6 +118,19 @@ def describe_vectors(plan: ModelPlan) -> dict[str, Any]:
     }
 
 
+def describe_tower(plan: ModelPlan) -> dict[str, Any] | None:
+    """The tower of a model that reads pictures, whose bytes the memory plan has; None: it reads none."""
+    tower = plan.tower
+    if isinstance(tower, str):
+        return None
+    return {
+        "file": tower.projector.path.name if tower.projector else None,
+        "weight_bytes": tower.weight_bytes,
+        "max_pixels": tower.processor.rule.most_pixels,
+        "max_tokens": tower.max_patches // tower.config.merged_patches,
+    }
+
+
 def describe_sampling(plan: ModelPlan) -> dict[str, Any]:
     """What generation_config.json sets of the sampling parameters."""
     chosen = GenerationConfig.from_folder(plan.path).sampling_params
@@ -130,6 +144,7 @@ def describe_plan(plan: ModelPlan, name: str | None = None) -> dict[str, Any]:
         "architecture": plan.config.architecture,
         "num_parameters": _count_parameters(plan),
         **_describe_weights(plan),
+        "tower": describe_tower(plan),
         **describe_memory(plan),
     }
 
@@ -171,6 +186,7 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
                 if model["has_mtp_head"]
                 else []
             ),
+            *(f"          {line}" for line in _tower_lines(model["tower"])),
             *(f"memory    {line}" for line in _fit_lines(model)),
             f"sampling  {', '.join(f'{name} {value}' for name, value in model['sampling'].items()) or 'no defaults'}",
             f"vectors   {_vector_line(model['vectors'])}",
@@ -200,7 +216,18 @@ def _left_out(toolkit: str) -> str:
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     """What `infinilm plan` prints."""
-    return [f"{plan['path']}: {_model_line(plan)}", *memory_lines(plan)]
+    return [f"{plan['path']}: {_model_line(plan)}", *_tower_lines(plan["tower"]), *memory_lines(plan)]
+
+
+def _tower_lines(tower: Mapping[str, Any] | None) -> list[str]:
+    """A line about the tower of a model that reads pictures."""
+    if tower is None:
+        return []
+    source = f" in {tower['file']}" if tower["file"] else ""
+    return [
+        f"pictures are read, by a tower of {format_bytes(tower['weight_bytes'])}{source}: up to "
+        f"{tower['max_pixels']:,} pixels and {tower['max_tokens']:,} tokens of a picture or a tile"
+    ]
 
 
 def _model_line(model: Mapping[str, Any]) -> str:

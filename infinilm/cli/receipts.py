@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infinilm.cli.arguments import add_lora, add_model_settings, add_quiet, model_settings
+from infinilm.cli.arguments import add_images, add_lora, add_model_settings, add_quiet, model_settings
 from infinilm.cli.output import put, stdin_text
 from infinilm.errors import ConfigError, ReceiptError
 
@@ -63,6 +63,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key", metavar="KEY", help="the public key (PEM) that must have signed them; default: any, or none"
     )
+    add_images(parser, "of which receipts tell, in any order")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each receipt")
     add_quiet(parser)
     add_model_settings(parser)
@@ -85,7 +86,8 @@ def run_verify(args: argparse.Namespace) -> int:
             except ReceiptError as error:
                 failed[i] = Verdict("different", str(error))
     with LLM(args.model, num_threads=args.num_threads, use_tqdm=not args.quiet, **model_settings(args)) as llm:
-        found = iter(llm.verify((one for i, (_, one) in enumerate(read) if i not in failed), use_tqdm=not args.quiet))
+        asked = (one for i, (_, one) in enumerate(read) if i not in failed)
+        found = iter(llm.verify(asked, images=args.image, use_tqdm=not args.quiet))
         verdicts = [failed[i] if i in failed else next(found) for i in range(len(read))]
     for (name, _), verdict in zip(read, verdicts, strict=True):
         if args.json:

@@ -175,7 +175,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     activation = family.activation or ACTIVATIONS[config.hidden_act]
     shapes = shapes_of(config)
-    vectors = own_vectors(config, activation)
+    vectors = own_vectors(config, activation, config.pad_token_id or 0)
     ropes = _ropes(family, config, shapes, max_model_len)
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     make_mixers = _mixers(family, config, shapes, ropes)

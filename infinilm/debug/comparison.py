@@ -8,25 +8,27 @@ inputs, its error is its own, and the tolerance needs to know nothing of depth.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.debug.comparison_sides import Side, open_side
+from infinilm.debug.comparison_sides import Side, TextSide, TowerSide, open_side
 from infinilm.errors import InfinilmError, RequestError
 from infinilm.generation import as_token_rows
-
-if TYPE_CHECKING:
-    from infinilm.config.json.model_config import ModelConfig
+from infinilm.images import Patches
+from infinilm.models.reference.tower import ReferenceTower
+from infinilm.serving.tower import TowerTile, tiles_of
 
 __all__ = ["Comparison", "SiteDifference", "compare"]
 
 Array = npt.NDArray[Any]
 
 _NUM_TOKENS = 32  # of the prompt where none is given
+_SIZES_OF_PICTURES = ((60, 90), (64, 64))  # height and width, where none are given
 
 # Half the distance between 1 and the next number.
 _UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-9}
@@ -89,7 +91,7 @@ class Comparison:
     sites : tuple of SiteDifference
         In the order of computation.
     input_ids : tuple of int
-        The tokens that both models computed.
+        The tokens that both models computed; of towers none.
     unmatched : tuple of str
         Sites that only one of the models has.
     """
@@ -126,7 +128,8 @@ class Comparison:
     def __str__(self) -> str:
         """The verdict and a line per site."""
         verdict = f"first divergence: {self.first}" if self.first else "no divergence"
-        lines = [f"{verdict} ({len(self.diverging)} of {len(self.sites)} sites diverge, {len(self.input_ids)} tokens)"]
+        num_tokens = self.sites[0].shape[0] if self.sites else 0
+        lines = [f"{verdict} ({len(self.diverging)} of {len(self.sites)} sites diverge, {num_tokens} tokens)"]
         width = max((len(site.name) for site in self.sites), default=4)
         lines.append(f"  {'site':<{width}}  {'error':>9}  {'tolerance':>9}  {'max diff':>9}  {'norm':>9}")
         lines += [
@@ -141,7 +144,7 @@ class Comparison:
 def compare(
     model: Any,
     reference: Any,
-    prompt: str | Sequence[int] | None = None,
+    prompt: str | Sequence[int] | Sequence[Any] | None = None,
     *,
     tolerance: float | None = None,
     isolate: bool = True,
@@ -152,10 +155,11 @@ def compare(
     ----------
     model, reference
         Each an `LLM`, an `InferEngine` (its cache is overwritten), or a model of `AutoLlamaModel` or `ReferenceModel`.
-        They need the same architecture and sizes, not the same dtype or device.
+        They need the same architecture and sizes, not the same dtype or device. Or both are towers: `LLM.tower`, and
+        what its `reference()` gives.
     prompt
         Token ids, or a text if one of the two is an `LLM` with a tokenizer. None: 32 fixed ids spread over the
-        vocabulary.
+        vocabulary. Of towers: pictures, as `LLM.tower.rows_of` takes them; None: two of fixed noise.
     tolerance
         Relative error that is still no divergence. None: what rounding in the coarser of the two dtypes explains,
         per site (see `SiteDifference`).
@@ -174,26 +178,38 @@ def compare(
     TypeError
         Something else than a model.
     """
-    sides = [open_side(model, "model"), open_side(reference, "reference")]
-    _check_same_sizes(sides[0].config, sides[1].config)
-    ids = _prompt_ids(prompt, sides)
-    last_only = not all(side.gives_every_position for side in sides)
+    one, other = open_side(model, "model"), open_side(reference, "reference")
+    ids: list[int] = []
+    runs: list[Callable[[_Recorder], None]]
+    if isinstance(one, TowerSide) and isinstance(other, TowerSide):
+        _check_same_sizes(one, other)
+        pictures, tiles = _pictures(prompt, (one, other))
+        num_tokens, last_only = sum(len(tile.tokens) for tile in tiles), False
+        runs = [partial(side.run, pictures, tiles) for side in (one, other)]
+    elif isinstance(one, TextSide) and isinstance(other, TextSide):
+        _check_same_sizes(one, other)
+        ids = _prompt_ids(prompt, (one, other))
+        num_tokens, last_only = len(ids), not (one.gives_every_position and other.gives_every_position)
+        runs = [partial(side.run, ids, last_only=last_only) for side in (one, other)]
+    else:
+        raise RequestError("the models cannot be compared: one is a tower, and the other a model of texts")
     recorded = _Recorder()
-    sides[0].run(ids, recorded, last_only)
+    runs[0](recorded)
     got = recorded.activations()
     if last_only:  # of all positions, where the other gives the last one
         got |= {name: got[name][-1:] for name in ("final_norm", "logits") if name in got}
     judged = _Recorder(got if isolate else None)
-    sides[1].run(ids, judged, last_only)
+    runs[1](judged)
     want, layers = judged.activations(), judged.layers
 
     for name, found in (("model", got), ("reference", want)):
-        if len(found["embedding"]) != len(ids):
+        if len(found["embedding"]) != num_tokens:
             raise InfinilmError(
-                f"{name}: hooks saw {len(found['embedding'])} tokens, expected {len(ids)}; compare it while it is idle"
+                f"{name}: hooks saw {len(found['embedding'])} tokens, expected {num_tokens}; compare it while it is "
+                "idle"
             )
-    dtype = max((dtype for side in sides for dtype in side.dtypes), key=lambda name: _UNIT_ROUNDOFF[name])
-    allowed = _rounding(dtype, sides[0].config, len(ids)) if tolerance is None else tolerance
+    dtype = max((*one.dtypes, *other.dtypes), key=lambda name: _UNIT_ROUNDOFF[name])
+    allowed = _rounding(dtype, max(one.longest_sum, num_tokens)) if tolerance is None else tolerance
     differences = (_difference(name, layers[name], got[name], want[name], allowed) for name in want if name in got)
     return Comparison(tuple(differences), tuple(ids), tuple(sorted(got.keys() ^ want.keys())))
 
@@ -238,36 +254,41 @@ def _difference(name: str, layer: int, got: Array, want: Array, tolerance: float
     )  # fmt: skip
 
 
-def _rounding(dtype: str, config: ModelConfig, num_tokens: int) -> float:
+def _rounding(dtype: str, longest_sum: int) -> float:
     """The relative error that two correct computations of one site may have, on the same inputs.
 
     A sum of n terms in float32 errs by about u sqrt(n / 2) of its size, u = 2^-24, and 8 u (1 + sqrt(n)) is far beyond
     that. A 16-bit dtype rounds the inputs of a linear or its result, or the keys and values in the cache: a few units
     of its own. Twice it all, as a token's sum may be smaller than its terms.
     """
-    longest = max(
-        config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim, num_tokens
-    )
-    accumulated = 8 * min(_UNIT_ROUNDOFF[dtype], _UNIT_ROUNDOFF["float32"]) * (1 + math.sqrt(longest))
+    accumulated = 8 * min(_UNIT_ROUNDOFF[dtype], _UNIT_ROUNDOFF["float32"]) * (1 + math.sqrt(longest_sum))
     stored = 4 * _UNIT_ROUNDOFF[dtype] if dtype in ("float16", "bfloat16") else 0.0
     return 2 * (stored + accumulated)
 
 
-def _check_same_sizes(one: ModelConfig, other: ModelConfig) -> None:
-    names = (
-        "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-        "head_dim", "vocab_size",
-    )  # fmt: skip
-    for name in names:
-        if getattr(one, name) != getattr(other, name):
-            raise RequestError(
-                f"the models cannot be compared: {name} is {getattr(one, name)} and {getattr(other, name)}"
-            )
+def _check_same_sizes(one: Side, other: Side) -> None:
+    for name, size in one.sizes.items():
+        if size != other.sizes[name]:
+            raise RequestError(f"the models cannot be compared: {name} is {size} and {other.sizes[name]}")
 
 
-def _prompt_ids(prompt: str | Sequence[int] | None, sides: Sequence[Side]) -> list[int]:
+def _pictures(prompt: Any, sides: Sequence[TowerSide]) -> tuple[list[Patches], list[TowerTile]]:
+    """What towers read of pictures."""
+    engine = next((side.model for side in sides if not isinstance(side.model, ReferenceTower)), None)
+    if engine is None:
+        raise RequestError("one of two towers that are compared must be that of an LLM, which reads pictures")
+    if prompt is None:
+        rng = np.random.default_rng(0)
+        prompt = [rng.integers(256, size=(*size, 3), dtype=np.uint8) for size in _SIZES_OF_PICTURES]
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
+        raise RequestError(f"prompt: expected a list of pictures, got {type(prompt).__name__}")
+    pictures = engine.prepare(prompt)
+    return pictures, tiles_of(pictures, engine.config)
+
+
+def _prompt_ids(prompt: Any, sides: Sequence[TextSide]) -> list[int]:
     """Token ids of the prompt, checked against both contexts."""
-    vocab_size = sides[0].config.vocab_size
+    vocab_size = sides[0].vocab_size
     limit = min(side.max_model_len for side in sides)
     if prompt is None:
         ids = np.random.default_rng(0).integers(vocab_size, size=min(_NUM_TOKENS, limit)).tolist()

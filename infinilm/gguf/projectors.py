@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from infinilm.errors import ConfigError
@@ -26,6 +26,7 @@ __all__ = [
     "image_token_id",
     "projectors_among",
     "rope_values",
+    "tower_of",
 ]
 
 _PREFIX = "clip.vision."
@@ -57,7 +58,7 @@ class Projector:
     known : mapping of str to value
         What preprocessor_config.json has beside, where no key of the file says it.
     act : str
-        The activation of the MLP, where the file does not say that it is SiLU.
+        The activation of the MLP, where the file does not say that it is SiLU; "quick_gelu" is said by no key.
     modules, layer_modules, level_modules : mapping of str to str
         What a checkpoint calls the modules outside of layers, those of a layer, and those of a level, by their names in
         the file. `{}` is the number of the layer, or of the level.
@@ -71,6 +72,8 @@ class Projector:
         Frequencies of the axes of the model of texts take turns.
     frames : bool
         What embeds patches is stored in two tensors, one for each frame.
+    whole_layers : str
+        The key of the file that says that every so many layers see all of a picture, and others windows. "": all do.
     """
 
     model_type: str
@@ -89,6 +92,7 @@ class Projector:
     may_be_swapped: bool = False
     interleaved: bool = False
     frames: bool = False
+    whole_layers: str = ""
 
 
 _SIZES = {
@@ -131,7 +135,67 @@ def _siglip_modules(tower: str) -> dict[str, str]:
 _GEMMA_TOWER = "model.vision_tower.vision_model"
 _PIXTRAL_PROJECTOR = "model.multi_modal_projector"
 
+_QWEN_PIXELS = {"image_min_pixels": "size.shortest_edge", "image_max_pixels": "size.longest_edge"}
+_QWEN2_VL = Projector(
+    model_type="qwen2_vl",
+    image_token="<|image_pad|>",
+    keys={  # the converter writes another number as feed_forward_length, so that tensors alone say it
+        "block_count": "depth",
+        "embedding_length": "embed_dim",
+        "attention.head_count": "num_heads",
+        "patch_size": "patch_size",
+        "spatial_merge_size": "spatial_merge_size",
+        "projection_dim": "hidden_size",
+    },
+    constants={"attention.layer_norm_epsilon": 1e-6},
+    settings=_QWEN_PIXELS,
+    known={"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 16384}},  # as published models have it
+    act="quick_gelu",
+    modules={
+        "v.patch_embd": "model.visual.patch_embed.proj",
+        "v.post_ln": "model.visual.merger.ln_q",
+        "mm.0": "model.visual.merger.mlp.0",
+        "mm.2": "model.visual.merger.mlp.2",
+    },
+    layer_modules=_of_layers(
+        "model.visual.blocks",
+        attn_q="self_attn.q_proj",
+        attn_k="self_attn.k_proj",
+        attn_v="self_attn.v_proj",
+        attn_out="attn.proj",
+        ffn_up="mlp.fc1",
+        ffn_down="mlp.fc2",
+        ln1="norm1",
+        ln2="norm2",
+    ),
+    may_be_swapped=True,
+    frames=True,
+)
+
 PROJECTORS: Mapping[str, Projector] = {
+    "qwen2vl_merger": _QWEN2_VL,
+    "qwen2.5vl_merger": replace(
+        _QWEN2_VL,
+        model_type="qwen2_5_vl",
+        keys={
+            "block_count": "depth",
+            "embedding_length": "hidden_size",
+            "attention.head_count": "num_heads",
+            "feed_forward_length": "intermediate_size",
+            "patch_size": "patch_size",
+            "spatial_merge_size": "spatial_merge_size",
+            "projection_dim": "out_hidden_size",
+            "window_size": "window_size",
+        },
+        act="silu",
+        layer_modules={
+            **_QWEN2_VL.layer_modules,
+            **_of_layers(
+                "model.visual.blocks", ffn_gate="mlp.gate_proj", ffn_up="mlp.up_proj", ffn_down="mlp.down_proj"
+            ),
+        },
+        whole_layers="n_wa_pattern",
+    ),
     "gemma3": Projector(
         model_type="gemma3",
         image_token="<image_soft_token>",
@@ -204,7 +268,7 @@ PROJECTORS: Mapping[str, Projector] = {
             "projection_dim": "out_hidden_size",
         },
         constants={"attention.layer_norm_epsilon": 1e-6},
-        settings={"image_min_pixels": "size.shortest_edge", "image_max_pixels": "size.longest_edge"},
+        settings=_QWEN_PIXELS,
         known={"size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}},  # as published models have it
         act="gelu_pytorch_tanh",
         modules={
@@ -230,7 +294,9 @@ PROJECTORS: Mapping[str, Projector] = {
 }
 """By `clip.projector_type`."""
 
-_OPTIONAL = frozenset({"projector.scale_factor", "spatial_merge_size", "image_min_pixels", "image_max_pixels"})
+_OPTIONAL = frozenset(
+    {"projector.scale_factor", "spatial_merge_size", "image_min_pixels", "image_max_pixels", "window_size"}
+)
 
 
 class ProjectorFile(NamedTuple):
@@ -293,9 +359,8 @@ class ProjectorFile(NamedTuple):
 
     def _is_swapped(self) -> bool:
         down = self.gguf.tensors.get("v.blk.0.ffn_down.weight")
-        sizes = self.config["vision_config"]
-        own = sizes["intermediate_size"], sizes["hidden_size"]
-        return self.row.may_be_swapped and down is not None and own[0] != own[1] and down.shape == own
+        size = self.gguf.metadata.get(f"{_PREFIX}embedding_length")
+        return self.row.may_be_swapped and down is not None and down.shape[0] != size == down.shape[-1]
 
 
 def _row_of(path: Path, metadata: Mapping[str, Any]) -> Projector:
@@ -330,10 +395,17 @@ class _Reader:
             at = self._said.get("is_deepstack_layers", [])
             sizes["deepstack_visual_indexes"] = [i for i, has_level in enumerate(at) if has_level]
             sizes["num_position_embeddings"] = self._gguf.tensors["v.position_embd.weight"].shape[0]
+        if row.whole_layers:
+            every = self._value(row.whole_layers)
+            if not isinstance(every, int) or every < 1:
+                raise ConfigError(f"{self._name(row.whole_layers)} is {every!r}; expected a number of layers")
+            sizes["fullatt_block_indexes"] = list(range(every - 1, self._value("block_count"), every))
         config = {"model_type": row.model_type, "vision_config": sizes, **self._values(row.outer)}
         if row.model_type == "gemma3":  # a side of the squares of patches that become a row
             side = self._value("image_size") // self._value("patch_size") // config.pop("scale_factor", 4)
             config["mm_tokens_per_image"] = side**2
+        elif row.model_type == "qwen2_vl" and "v.blk.0.ffn_up.weight" in self._gguf.tensors:
+            sizes["mlp_ratio"] = max(self._gguf.tensors["v.blk.0.ffn_up.weight"].shape) // sizes["embed_dim"]
         elif row.model_type == "mistral3":
             self._value("spatial_merge_size")  # without a merger it is the tower of another family
             config["multimodal_projector_bias"] = "mm.1.bias" in self._gguf.tensors
@@ -347,9 +419,13 @@ class _Reader:
     def _act(self) -> str:
         if self._gguf.metadata.get("clip.use_silu"):
             return "silu"
-        if not self._gguf.metadata.get("clip.use_gelu"):
+        says_gelu, means_quick = bool(self._gguf.metadata.get("clip.use_gelu")), self._row.act == "quick_gelu"
+        if says_gelu and not means_quick:
+            return self._row.act
+        if says_gelu or not means_quick:
             raise ConfigError(
-                f"{self._path}: neither clip.use_gelu nor clip.use_silu is true, which means another activation"
+                f"{self._path}: {'clip.use_gelu' if says_gelu else 'neither clip.use_gelu nor clip.use_silu'} is true, "
+                "which means another activation than such a tower has"
             )
         return self._row.act
 
@@ -381,9 +457,9 @@ def image_token_id(text: GgufFile, row: Projector) -> int:
 def rope_values(text: GgufFile, row: Projector) -> dict[str, Any]:
     """What `rope_parameters` of a model of texts say of the axes of its frequencies."""
     sections = text.metadata.get(f"{text.metadata.get('general.architecture')}.rope.dimension_sections")
-    if not isinstance(sections, list) or not row.interleaved:
+    if not isinstance(sections, list):
         return {}
-    return {"mrope_section": sections[:3], "mrope_interleaved": True}
+    return {"mrope_section": sections[:3], "mrope_interleaved": row.interleaved}
 
 
 def projectors_among(names: Iterable[str]) -> list[str]:
@@ -395,6 +471,13 @@ def projectors_among(names: Iterable[str]) -> list[str]:
 
     found = [name for name in names if "mmproj" in name.lower() and name.lower().endswith(".gguf")]
     return sorted(found, key=place)
+
+
+def tower_of(model: str, names: Iterable[str]) -> list[str]:
+    """The name of the mmproj file that goes with a GGUF file of a repository, if there is one: it is in its folder."""
+    beside = [name for name in names if PurePosixPath(name).parent == PurePosixPath(model).parent]
+    towers = projectors_among(beside)
+    return towers[:1] if model not in towers else []
 
 
 def find_projector(model: Path) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import io
 import os
 import re
@@ -29,7 +30,7 @@ from infinilm.files import read_bytes
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ImageArray", "MediaRules", "open_image", "shrink"]
+__all__ = ["ImageArray", "MediaRules", "hash_of_pixels", "open_image", "shrink"]
 
 ImageArray = npt.NDArray[np.uint8]  # [height, width, 3]
 
@@ -224,6 +225,12 @@ def _check_size(size: tuple[int, int], name: str, rules: MediaRules) -> None:
         raise RequestError(
             f"{name} has {size[0]} x {size[1]} pixels; {rules.max_source_pixels} may there be: send a smaller one"
         )
+
+
+def hash_of_pixels(image: ImageArray) -> str:
+    """SHA-256 of a picture's height, width and RGB values: the same for all files that show the same."""
+    height, width, _ = image.shape
+    return hashlib.sha256(f"{height} {width} ".encode() + np.ascontiguousarray(image).tobytes()).hexdigest()
 
 
 def _decode(pil: Any, content: bytes, name: str, rules: MediaRules) -> ImageArray:

@@ -10,31 +10,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm.errors import ConfigError
 from infinilm.images.opening import ImageArray
-from infinilm.images.sizes import AreaRule, BudgetRule, EdgeRule, Resized, Size, SizeRule, SquareRule, TileRule
+from infinilm.images.sizes import RULES, Resized, Size, SizeRule
 
-__all__ = ["ImageProcessor", "Patches", "ResizeRule", "merge_order"]
+__all__ = ["ImageProcessor", "Patches", "merge_order"]
 
 Float32Array = npt.NDArray[np.float32]
-ResizeRule = Literal["area", "frames", "budget", "square", "edge", "tiles"]
-
-_HALVES = (0.5, 0.5, 0.5)
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# The filter, mean and std of processors by their rules, where a file says none.
-_DEFAULTS: Mapping[ResizeRule, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
-    "area": (3, _CLIP_MEAN, _CLIP_STD),
-    "frames": (3, _CLIP_MEAN, _CLIP_STD),
-    "budget": (3, _HALVES, _HALVES),
-    "square": (2, _HALVES, _HALVES),
-    "edge": (3, _CLIP_MEAN, _CLIP_STD),
-    "tiles": (1, _HALVES, _HALVES),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +68,8 @@ class ImageProcessor:
         What a pixel's value is multiplied by, before mean and std.
     mean, std : tuple of float
         What is taken off each channel, and what divides it.
+    narrow : bool
+        Each of these operations is rounded to bfloat16.
     """
 
     patch_size: int
@@ -89,8 +78,9 @@ class ImageProcessor:
     rule: SizeRule
     resample: int = 3  # bicubic
     scale: float = 1 / 255
-    mean: tuple[float, ...] = _HALVES
-    std: tuple[float, ...] = _HALVES
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    narrow: bool = False
     _table: list[Float32Array] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -98,7 +88,7 @@ class ImageProcessor:
         cls,
         values: Mapping[str, Any],
         *,
-        rule: ResizeRule,
+        rule: str,
         side: int,
         patch_size: int,
         temporal_patch_size: int,
@@ -107,8 +97,8 @@ class ImageProcessor:
     ) -> ImageProcessor:
         """Read the content of preprocessor_config.json; sizes of patches must be those of the tower.
 
-        `rule`: how pictures are resized. `side`: rows, and columns, of patches that the tower has positions for, where
-        it has no more. `max_pixels`: an upper limit of that in the file.
+        `rule`: how pictures are resized, one of `RULES`. `side`: rows, and columns, of patches that the tower has
+        positions for, where it has no more. `max_pixels`: an upper limit of that in the file.
 
         Raises
         ------
@@ -123,36 +113,24 @@ class ImageProcessor:
         ):
             if values.get(key, own) not in (own, {"height": own, "width": own}):
                 raise ConfigError(f"{key} is {values[key]!r}, but the tower's is {own}")
-        if rule == "budget":  # the tower itself takes values from -1 to 1, and its processor gives them from 0 to 1
+        kind = RULES[rule]
+        if kind.scales_itself:
             if values.get("do_normalize"):
                 raise ConfigError("do_normalize is true, but the tower itself scales pictures")
-            values = {**values, "do_normalize": True, "image_mean": _HALVES, "image_std": _HALVES}
+            values = {**values, "do_normalize": True, "image_mean": kind.mean, "image_std": kind.std}
         for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
             if values.get(key) is False:
                 raise ConfigError(f"{key} is false, but pictures are always resized, scaled and converted to RGB")
-        made: SizeRule
-        if rule == "area":
-            made = AreaRule.from_settings(values, patch_size * merge_size, max_pixels)
-        elif rule == "frames":
-            made = AreaRule.from_settings(values, patch_size * merge_size, max_pixels, temporal_patch_size)
-        elif rule == "budget":
-            made = BudgetRule.from_settings(values, patch_size * merge_size, max_pixels)
-        elif rule == "square":
-            made = SquareRule.from_settings(values, side * patch_size)
-        elif rule == "edge":
-            made = EdgeRule.from_settings(values, patch_size * merge_size, max_pixels)
-        else:
-            made = TileRule.from_settings(values, side * patch_size, max_pixels)
-        resample, mean, std = _DEFAULTS[rule]
         return cls(
             patch_size=patch_size,
             temporal_patch_size=temporal_patch_size,
             merge_size=merge_size,
-            rule=made,
-            resample=int(values.get("resample", resample)),
+            rule=kind.make(values, side * patch_size, patch_size * merge_size, temporal_patch_size, max_pixels),
+            resample=int(values.get("resample", kind.resample)),
             scale=float(values.get("rescale_factor", 1 / 255)),
-            mean=_three("image_mean", values.get("image_mean", mean)),
-            std=_three("image_std", values.get("image_std", std)),
+            mean=_three("image_mean", values.get("image_mean", kind.mean)),
+            std=_three("image_std", values.get("image_std", kind.std)),
+            narrow=kind.narrow,
         )
 
     @property
@@ -166,19 +144,26 @@ class ImageProcessor:
 
     def prepare(self, image: ImageArray, name: str) -> Patches:
         """Make patches of a picture [height, width, 3]. RequestError: it is too long for its width."""
-        resized = self.rule.resized(image.shape[0], image.shape[1], name)
+        resized, whole = self.rule.resized(image.shape[0], image.shape[1], name), image
         for size in resized.sizes:
             image = self._resize(image, size)
+        if resized.canvas is not None:
+            below, beside = resized.canvas[0] - image.shape[0], resized.canvas[1] - image.shape[1]
+            image = np.pad(image, ((0, below), (0, beside), (0, 0)))
+        if resized.canvas is None or resized.tiles == (0, 0):
+            whole = image
         grid, (rows, columns), (height, width) = self.grid_of(resized), resized.tiles, resized.tile
         tiles = [
             image[row * height : (row + 1) * height, column * width : (column + 1) * width]
             for row in range(rows)
             for column in range(columns)
         ]
-        tiles.append(self._resize(image, resized.tile))
-        digest = hashlib.sha256(f"{resized} ".encode() + np.ascontiguousarray(image).tobytes()).digest()
+        tiles.append(self._resize(whole, resized.tile))
+        digest = hashlib.sha256(f"{resized} ".encode())
+        for shown in (image,) if whole is image else (image, tiles[-1]):
+            digest.update(np.ascontiguousarray(shown).tobytes())
         pixels = [self._cut(self._scaled(tile), grid) for tile in tiles]
-        return Patches(pixels[0] if len(pixels) == 1 else np.concatenate(pixels), grid, digest, resized.tiles)
+        return Patches(pixels[0] if len(pixels) == 1 else np.concatenate(pixels), grid, digest.digest(), resized.tiles)
 
     def _resize(self, image: ImageArray, size: Size) -> ImageArray:
         if size == image.shape[:2]:
@@ -191,9 +176,10 @@ class ImageProcessor:
     def _scaled(self, image: ImageArray) -> Float32Array:
         """The picture as numbers, [3, height, width]: float32 behind each of three operations, as in transformers."""
         if not self._table:
-            values = (np.arange(256, dtype=np.float64) * self.scale).astype(np.float32)
-            mean, std = (np.array(three, np.float32) for three in (self.mean, self.std))
-            self._table.append((values[:, None] - mean) / std)
+            rounded = _bfloat16 if self.narrow else np.float32
+            values = rounded(np.arange(256, dtype=np.float64) * self.scale)
+            mean, std = (rounded(np.array(three)) for three in (self.mean, self.std))
+            self._table.append(rounded(rounded(values[:, None] - mean) / std))
         table = self._table[0]  # [256, 3]
         return np.stack([table[image[..., channel], channel] for channel in range(3)])
 
@@ -213,6 +199,13 @@ def merge_order(grid: Size, merge_size: int) -> npt.NDArray[np.int32]:
     blocks = places.reshape(2, rows // merge_size, merge_size, columns // merge_size, merge_size)
     ordered: npt.NDArray[np.int32] = blocks.transpose(0, 1, 3, 2, 4).reshape(2, -1)
     return ordered
+
+
+def _bfloat16(values: npt.NDArray[Any]) -> Float32Array:
+    """Numbers rounded to bfloat16, the even one of two that are equally near, in float32."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded: Float32Array = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return rounded
 
 
 def _three(key: str, value: Any) -> tuple[float, ...]:

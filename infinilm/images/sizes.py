@@ -1,19 +1,34 @@
 """Which size a picture is resized to, and whether it is cut into tiles: a rule for each kind of processor.
 
-Sources: the image processors of Qwen2-VL, GLM-4.1V, Gemma 3, Gemma 4, Pixtral and Idefics3 in transformers 5.24, by
-which models were trained.
+Sources: the image processors of Qwen2-VL, GLM-4.1V, Gemma 3, Gemma 4, Pixtral, Idefics3 and Llama 4 in transformers
+5.24, by which models were trained.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from infinilm.errors import ConfigError, RequestError
 
-__all__ = ["AreaRule", "BudgetRule", "EdgeRule", "Resized", "Size", "SizeRule", "SquareRule", "TileRule", "smart_size"]
+__all__ = [
+    "RULES",
+    "AreaRule",
+    "BudgetRule",
+    "CanvasRule",
+    "EdgeRule",
+    "PictureRule",
+    "Resized",
+    "Size",
+    "SizeRule",
+    "SquareRule",
+    "TileRule",
+    "smart_size",
+]
 
 Size = tuple[int, int]  # height and width
 
@@ -24,17 +39,19 @@ _LARGEST_EDGE = 4096  # that Idefics3 enlarges to
 class Resized(NamedTuple):
     """What becomes of a picture of some size.
 
-    `sizes`: those that it is resized to, one behind the other. `tiles`: rows and columns of equal tiles that the last
-    of them is cut into, behind which comes the whole, resized to such a tile; (0, 0): it is not cut.
+    `sizes`: those that it is resized to, one behind the other. `canvas`: what the last of them becomes by black below
+    and on the right; None: it stays. `tiles`: rows and columns of equal tiles that this is cut into, behind which comes
+    the whole, resized to such a tile, or where there is a canvas the picture itself is; (0, 0): it is not cut.
     """
 
     sizes: tuple[Size, ...]
     tiles: Size = (0, 0)
+    canvas: Size | None = None
 
     @property
     def tile(self) -> Size:
         """Height and width of a tile, or of a picture that is not cut."""
-        height, width = self.sizes[-1]
+        height, width = self.canvas or self.sizes[-1]
         return height // max(self.tiles[0], 1), width // max(self.tiles[1], 1)
 
     @property
@@ -238,6 +255,100 @@ class TileRule:
         second = max(height, self.tile), max(width, self.tile)
         tiles = second[0] // self.tile, second[1] // self.tile
         return Resized((first, second), tiles if tiles != (1, 1) else (0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasRule:
+    """A canvas of squares that the picture fits on as large as it is, which is cut into these, as in Llama 4."""
+
+    tile: int
+    canvases: tuple[Size, ...]  # rows and columns of tiles
+    enlarges: bool = False  # to all of the canvas, and not to one tile alone
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], side: int, max_pixels: int) -> CanvasRule:
+        """Read preprocessor_config.json; `side`: of a tile. ConfigError: it is another, or there may be no tile."""
+        tile = SquareRule.from_settings(values, side).side
+        most = values.get("max_patches", 16)
+        if not isinstance(most, int) or most <= 0:
+            raise ConfigError(f"max_patches must be a positive number of tiles; got {most!r}")
+        by_ratio: dict[float, list[Size]] = {}  # in the order in which the model's processor looks at them
+        for count in range(min(most, max(max_pixels // tile**2, 1)), 0, -1):
+            for rows in (rows for rows in range(1, count + 1) if count % rows == 0):
+                by_ratio.setdefault(rows / (count // rows), []).append((rows, count // rows))
+        canvases = tuple(canvas for same in by_ratio.values() for canvas in same)
+        return cls(tile, canvases, values.get("resize_to_max_canvas") is True)
+
+    @property
+    def most_pixels(self) -> int:
+        """See `SizeRule`."""
+        return self.tile**2
+
+    def resized(self, height: int, width: int, name: str) -> Resized:
+        """See `SizeRule`."""
+        tiles = self._best(height, width)
+        canvas = tiles[0] * self.tile, tiles[1] * self.tile
+        most = canvas
+        if not self.enlarges:
+            most = min(max(height, self.tile), canvas[0]), min(max(width, self.tile), canvas[1])
+        by_width, by_height = most[1] / width, most[0] / height
+        if by_width < by_height:
+            size = min(math.floor(height * by_width), most[0]), most[1]
+        else:
+            size = most[0], min(math.floor(width * by_height), most[1])
+        size = max(size[0], 1), max(size[1], 1)
+        return Resized((size,), tiles if tiles != (1, 1) else (0, 0), canvas)
+
+    def _best(self, height: int, width: int) -> Size:
+        """Rows and columns: those that enlarge it least, or shrink it least; of these the fewest."""
+        scales = [
+            min(np.float32(rows * self.tile) / np.float32(height), np.float32(columns * self.tile) / np.float32(width))
+            for rows, columns in self.canvases
+        ]
+        larger = [scale for scale in scales if scale >= 1]
+        best = (max if self.enlarges or not larger else min)(larger or scales)
+        fitting = [canvas for canvas, scale in zip(self.canvases, scales, strict=True) if scale == best]
+        return min(fitting, key=lambda canvas: canvas[0] * canvas[1])
+
+
+class PictureRule(NamedTuple):
+    """What a kind of processor does where its settings do not say it.
+
+    `make`: reads settings; of these, the side of a square that the tower has positions for, the side of what becomes a
+    row of it, frames of a patch, and an upper limit of pixels, all but frames in pixels. `narrow`: values are scaled
+    in bfloat16. `scales_itself`: the tower takes values from -1 to 1, and settings give them from 0 to 1.
+    """
+
+    make: Callable[[Mapping[str, Any], int, int, int, int], SizeRule]
+    resample: int  # the filter, by its number in Pillow
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    narrow: bool = False
+    scales_itself: bool = False
+
+
+_HALVES = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+RULES: Mapping[str, PictureRule] = {
+    "area": PictureRule(lambda v, side, factor, frames, most: AreaRule.from_settings(v, factor, most), 3, *_CLIP),
+    "frames": PictureRule(
+        lambda v, side, factor, frames, most: AreaRule.from_settings(v, factor, most, frames), 3, *_CLIP
+    ),
+    "budget": PictureRule(
+        lambda v, side, factor, frames, most: BudgetRule.from_settings(v, factor, most),
+        3,
+        *_HALVES,
+        scales_itself=True,
+    ),
+    "square": PictureRule(lambda v, side, factor, frames, most: SquareRule.from_settings(v, side), 2, *_HALVES),
+    "edge": PictureRule(lambda v, side, factor, frames, most: EdgeRule.from_settings(v, factor, most), 3, *_CLIP),
+    "tiles": PictureRule(lambda v, side, factor, frames, most: TileRule.from_settings(v, side, most), 1, *_HALVES),
+    "canvas": PictureRule(
+        lambda v, side, factor, frames, most: CanvasRule.from_settings(v, side, most), 2, *_HALVES, narrow=True
+    ),
+}
+"""By `TowerFamily.resize`."""
 
 
 def _of_longest(height: int, width: int, longest: int) -> Size:

@@ -38,7 +38,7 @@ class TowerPlan:
     place : TowerPlace
         What the names of its tensors begin with.
     max_patches : int
-        Patches of a picture, or of a tile of one, at most, and of a step.
+        Patches of a picture, or of a tile of one, at most.
     num_blocks : int
         Blocks of the cache that keys and values of a step pass through.
     projector : ProjectorFile or None
@@ -56,6 +56,11 @@ class TowerPlan:
     projector: ProjectorFile | None
     weight_bytes: int
     workspace_bytes: int
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a step at most: those of the largest picture or tile."""
+        return self.max_patches + self.config.num_class_tokens
 
 
 def plan_tower(
@@ -114,8 +119,6 @@ def plan_tower(
         config = TowerConfig.from_config(values)
         if config is None:
             return "it has no tower that is computed here (docs/images.md lists those that are)"
-        if config.two_way and device != "cpu":
-            return "tokens of its pictures see each other both ways, which is computed on CPUs alone: device='cpu'"
         names: Collection[str] | None = None if checkpoint is None else checkpoint.tensors.keys()
         if projector is not None:
             names = projector.names().values()
@@ -143,9 +146,10 @@ def plan_tower(
     most_rows = -(-processor.rule.most_pixels // config.patch_size**2 // config.merged_patches)
     max_patches = most_rows * config.merged_patches
     # Each window begins with a block of its own.
-    num_blocks = -(-max_patches // BLOCK_SIZE) + config.most_windows(max_patches)
+    max_tokens = max_patches + config.num_class_tokens
+    num_blocks = -(-max_tokens // BLOCK_SIZE) + config.most_windows(max_patches)
     spec = config.spec(dtype, num_blocks * BLOCK_SIZE)
-    steps: dict[str, Any] = {"num_tokens": max_patches, "num_rows": 1, "num_returned_rows": 1}
+    steps: dict[str, Any] = {"num_tokens": max_tokens, "num_rows": 1, "num_returned_rows": 1}
     workspace = _core.workspace_bytes(spec, device=device, num_ranks=1, num_threads=num_threads, **steps)
     workspace += spec.kv_bytes_per_token(dtype) * num_blocks * BLOCK_SIZE
     workspace += KEPT_ROWS_BYTES if device == "cpu" else 0

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from infinilm.config.towers import KEPT_ROWS_BYTES, TowerConfig
 from infinilm.errors import RequestError
-from infinilm.images import ImageProcessor, MediaRules, Patches, open_image, shrink
+from infinilm.images import ImageProcessor, MediaRules, Patches, hash_of_pixels, open_image, shrink
+from infinilm.images.opening import ImageArray
 from infinilm.requests.placeholders import AROUND, TEXTS
 from infinilm.scheduling.given import GivenTokens
 from infinilm.text.messages import Address
@@ -53,11 +54,35 @@ class _Seen:
 
 
 class _Opened(NamedTuple):
-    """A picture of a prompt: its patches, the digest of its file, and what the tower has seen of that, if anything."""
+    """A picture of a prompt.
+
+    Its patches, `hash_of_pixels` of it and whether it was made small before; the digest of its file, and what the tower
+    has seen of that, if anything.
+    """
 
     patches: Patches
+    pixels_hash: str
+    is_small: bool
     file: bytes | None
     seen: _Seen | None = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """See `Receipt.images`."""
+        return {
+            "sha256": self.pixels_hash,
+            "detail": "low" if self.is_small else "high",
+            "grid": list(self.patches.grid),
+            "tiles": list(self.patches.tiles),
+            "prepared": self.patches.digest.hex(),
+        }
+
+
+class _File(NamedTuple):
+    """What is known of the file of a picture: the digest of its patches, and `hash_of_pixels`."""
+
+    patches: bytes
+    pixels_hash: str
 
 
 def _digest_of_file(picture: Any) -> bytes | None:
@@ -119,7 +144,7 @@ class PictureReader:
         # it comes again, and so does not hit what the prefix cache has of it.
         self._seen: OrderedDict[bytes, _Seen] = OrderedDict()
         # These digests by those of files, so that the bytes of a picture that was seen are not decoded again.
-        self._of_files: OrderedDict[bytes, bytes] = OrderedDict()
+        self._of_files: OrderedDict[bytes, _File] = OrderedDict()
         self._num_bytes = 0
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -168,19 +193,61 @@ class PictureReader:
             num_tokens += self._count(opened[-1].patches) - 1
         expanded = self._expand(ids, places, [one.patches for one in opened], name)
         check_length(len(expanded))
-        return self._place(expanded, self._rows_of(opened))
+        return self._place(expanded, opened)
+
+    def place_again(
+        self, ids: Sequence[int], pictures: Sequence[ImageArray], shown: Sequence[Mapping[str, Any]], name: str
+    ) -> PlacedPrompt:
+        """Put pictures into a prompt that has a placeholder for each of their rows, as a receipt has it.
+
+        Parameters
+        ----------
+        ids : sequence of int, [num_tokens]
+        pictures : sequence of uint8 array, [height, width, 3]
+        shown : sequence of mapping
+            `Receipt.images`, one for each.
+        name : str
+            Names the prompt in errors.
+
+        Raises
+        ------
+        RequestError
+            A picture is prepared in another way here, or the prompt has not as many places as they have rows.
+        """
+        opened = []
+        for i, (picture, told) in enumerate(zip(pictures, shown, strict=True)):
+            is_small = told["detail"] == "low"
+            opened.append(self._prepared(picture, is_small, None, f"{name}: picture {i}", lambda count: None))
+            if opened[-1].shown != dict(told):
+                raise RequestError(
+                    f"{name}: picture {i} is prepared in another way here: its patches are "
+                    f"{opened[-1].patches.grid[0]} x {opened[-1].patches.grid[1]} of another resizing or size"
+                )
+        array = np.array(ids, np.int32)
+        num_rows = sum(self._count(one.patches) for one in opened)
+        if np.count_nonzero(array == self._config.image_token_id) != num_rows:
+            raise RequestError(f"{name} has not as many places for pictures as these have rows, {num_rows}")
+        return self._place(array, opened)
 
     def _open(self, picture: Any, name: str, num_tokens: int, check_length: Callable[[int], None]) -> _Opened:
         """Read a picture, which comes behind `num_tokens` others, its place among them."""
-        file = _digest_of_file(picture)
-        if file is not None and (seen := self._seen_of_file(file)) is not None:
+        file, is_small = _digest_of_file(picture), isinstance(picture, Address) and picture.is_small
+        if file is not None and (known := self._seen_of_file(file)) is not None:
+            seen, pixels_hash = known
             check_length(num_tokens + self._count(seen.patches) - 1)
-            return _Opened(seen.patches, file, seen)
+            return _Opened(seen.patches, pixels_hash, is_small, file, seen)
         if isinstance(picture, Address):
             image = open_image(picture.url, name, self.rules)
-            image = shrink(image, _SMALL_SIDE) if picture.is_small else image
         else:
             image = open_image(picture, name, self.rules, may_be_path=True)
+        return self._prepared(image, is_small, file, name, lambda count: check_length(num_tokens + count - 1))
+
+    def _prepared(
+        self, image: ImageArray, is_small: bool, file: bytes | None, name: str, check_count: Callable[[int], None]
+    ) -> _Opened:
+        """Make patches of a picture. `check_count`: raises a `RequestError` where it has too many tokens."""
+        pixels_hash = hash_of_pixels(image)
+        image = shrink(image, _SMALL_SIDE) if is_small else image
         resized = self._processor.rule.resized(image.shape[0], image.shape[1], name)
         rows, columns = self._processor.grid_of(resized)
         if rows * columns > self._max_patches:
@@ -194,21 +261,23 @@ class PictureReader:
                 f"{name} has {count} tokens, which one step must compute, beside a token of each sequence; at most "
                 f"{self._max_span} may there be: raise max_num_batched_tokens, or lower max_num_seqs"
             )
-        check_length(num_tokens + count - 1)  # before more is decoded
-        return _Opened(self._processor.prepare(image, name), file)
+        check_count(count)  # before more is decoded
+        return _Opened(self._processor.prepare(image, name), pixels_hash, is_small, file)
 
     def _count(self, patches: Patches) -> int:
         """Tokens of a picture."""
         return patches.grid[0] * patches.grid[1] // self._config.merged_patches * patches.num_tiles
 
-    def _seen_of_file(self, file: bytes) -> _Seen | None:
-        """The picture that the tower has seen of a file with this digest, if its rows are kept."""
+    def _seen_of_file(self, file: bytes) -> tuple[_Seen, str] | None:
+        """The picture that the tower has seen of a file with this digest, if its rows are kept, and its hash."""
         with self._lock:
-            seen = self._seen.get(self._of_files.get(file, b""))
-            if seen is not None:
-                self._seen.move_to_end(seen.patches.digest)
-                self._of_files.move_to_end(file)
-            return seen
+            known = self._of_files.get(file)
+            seen = None if known is None else self._seen.get(known.patches)
+            if known is None or seen is None:
+                return None
+            self._seen.move_to_end(seen.patches.digest)
+            self._of_files.move_to_end(file)
+            return seen, known.pixels_hash
 
     def _rows_of(self, pictures: Sequence[_Opened]) -> list[_Seen]:
         """What the tower makes of pictures; those that it has seen are not computed again."""
@@ -227,7 +296,9 @@ class PictureReader:
                 self._num_bytes += rows.nbytes
             while self._num_bytes > KEPT_ROWS_BYTES:
                 self._num_bytes -= self._seen.popitem(last=False)[1].rows.nbytes
-            self._of_files |= {one.file: one.patches.digest for one in pictures if one.file is not None}
+            self._of_files |= {
+                one.file: _File(one.patches.digest, one.pixels_hash) for one in pictures if one.file is not None
+            }
             while len(self._of_files) > _MOST_FILES:
                 self._of_files.popitem(last=False)
             return [found[one.patches.digest] for one in pictures]
@@ -294,8 +365,9 @@ class PictureReader:
     def _text_of(self, ids: Int32Array) -> str:
         return b"".join(self._tokenizer.token_bytes(token) for token in ids.tolist()).decode()
 
-    def _place(self, ids: Int32Array, seen: Sequence[_Seen]) -> PlacedPrompt:
+    def _place(self, ids: Int32Array, opened: Sequence[_Opened]) -> PlacedPrompt:
         """Say what stands in the places of rows, and where all tokens are."""
+        seen = self._rows_of(opened)
         is_row = ids == self._config.image_token_id
         contents = ids.copy()
         contents[is_row] = np.repeat([-one.number for one in seen], [len(one.rows) for one in seen])
@@ -310,13 +382,18 @@ class PictureReader:
             if not len(rows):
                 rows = next(left).rows
             spans[begin], rows = rows[: end - begin], rows[end - begin :]
+        fitting = all(len(spans[begin]) == end - begin for begin, end in zip(begins, ends, strict=True))
+        if not fitting or (self._config.rope_axes and len(spans) != len(seen)):  # of a receipt that was changed
+            raise RequestError("the prompt's places for pictures are not those of these pictures")
         names = ids.copy() if all(len(one.rows) >= _NAME_WORDS for one in seen) else None
         if names is not None:
             names[is_row] = np.concatenate([_named(one.patches, len(one.rows)) for one in seen])
         on_axes = bool(self._config.rope_axes)
         grids = [one.patches for one in seen]
         positions, shift = self._positions(len(ids), spans, grids) if on_axes else (None, 0)
-        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, names, positions, shift, self._config.two_way))
+        shown = tuple(one.shown for one in opened)
+        given = GivenTokens(spans, contents, names, positions, shift, self._config.two_way, shown)
+        return PlacedPrompt(ids.tolist(), given)
 
     def _positions(self, num_tokens: int, spans: Iterable[int], patches: Sequence[Patches]) -> tuple[Int32Array, int]:
         """Positions of all tokens on the axes of time, rows and columns, and what is added to those of later tokens."""

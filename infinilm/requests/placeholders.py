@@ -1,6 +1,7 @@
 """What stands for a picture in a prompt: the tokens of its rows, and the marks between and around them.
 
-Sources: `replace_image_token` of the processors of Pixtral, Gemma 3, Gemma 4 and Idefics3 in transformers 5.24.
+Sources: `replace_image_token` of the processors of Pixtral, Gemma 3, Gemma 4, Idefics3 and Llama 4 in transformers
+5.24.
 """
 
 from __future__ import annotations
@@ -43,10 +44,18 @@ def _tiles(token: str, rows: Size, tiles: Size) -> str:
     return f"{above}{_IDEFICS_MARK}<global-img>{of_tile}{_IDEFICS_MARK}"
 
 
+def _canvas(token: str, rows: Size, tiles: Size) -> str:
+    """The tokens of tiles, with marks between them and behind a row, and those of the whole, all between two marks."""
+    of_tile = token * (rows[0] * rows[1])
+    lines = ("<|tile_x_separator|>".join([of_tile] * tiles[1]) + "<|tile_y_separator|>" for _ in range(tiles[0]))
+    return f"<|image_start|>{''.join(lines)}<|image|>{of_tile}<|image_end|>"
+
+
 TEXTS: Mapping[str, Callable[[str, Size, Size], str]] = {
     "rows": _rows,
     "between": _between,
     "marked": _marked,
     "tiles": _tiles,
+    "canvas": _canvas,
 }
 """By `TowerFamily.text`: of the token of a row of the tower, rows and columns of a tile's, and those of the tiles."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from infinilm.checks import as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
+from infinilm.images.opening import ImageArray
 from infinilm.lora.adapters import Adapters
 from infinilm.pooling.recipe import TextRules
 from infinilm.receipts import Receipt
@@ -213,20 +214,36 @@ class RequestMaker:
         requests = (self._build(draft, make_answer) for draft in drafts)
         return RequestSource(requests, total, self.room(is_sized=total is not None))
 
-    def replay(self, receipt: Receipt) -> GenerationRequest:
-        """The request that computes the answer of a receipt once more.
+    def replay(self, receipt: Receipt, pictures: Mapping[str, ImageArray]) -> GenerationRequest:
+        """The request that computes the answer of a receipt once more; `pictures`: by their `hash_of_pixels`.
 
         ReceiptError, RequestError: there cannot have been such a request, or this engine cannot run it.
         """
         params = replace(replayed_params(receipt), lora=self._receipts.adapter_of(receipt))
         self._check_params(params)
         prompt: PromptDict = {
-            "prompt_token_ids": list(receipt.prompt_token_ids),
+            "prompt_token_ids": self._place_again(receipt, pictures),
             "output_token_ids": list(receipt.token_ids[: receipt.num_given]),
         }
         draft = self._read_one(0, prompt, params, False)
         draft.expected = receipt.token_ids
         return self._build(draft, None)
+
+    def _place_again(self, receipt: Receipt, pictures: Mapping[str, ImageArray]) -> list[int]:
+        """The prompt of a receipt, with its pictures. RequestError: one is missing, or is prepared otherwise here."""
+        if not receipt.images:
+            return list(receipt.prompt_token_ids)
+        if isinstance(self.pictures, str):
+            raise RequestError(f"this model reads no pictures: {self.pictures}")
+        for i, image in enumerate(receipt.images):
+            if image["sha256"] not in pictures:
+                raise RequestError(
+                    f"picture {i} of its prompt is missing, whose pixels have the SHA-256 {image['sha256']}: pass it "
+                    "(images=, --image)"
+                )
+        self._check_length(len(receipt.prompt_token_ids), "the prompt", "the receipt", 1)
+        found = [pictures[image["sha256"]] for image in receipt.images]
+        return self.pictures.place_again(receipt.prompt_token_ids, found, receipt.images, "the prompt")
 
     def fork(
         self, completion: Completion, prompt: str | None, num_tokens: int | None, overrides: Mapping[str, Any]
@@ -475,8 +492,6 @@ class RequestMaker:
             placed = self.place(ids, pictures, name)
             if isinstance(placed, PlacedPrompt):
                 ids, embedded = np.array(placed, np.int32), placed.embedded
-        if embedded is not None and params.return_receipt:
-            raise RequestError(f"{name}: return_receipt: receipts do not name pictures in this version: leave one out")
         if uses_max_length and params.max_tokens is None:
             params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
         return _Draft(prompt_index, text, ids, given, params, self._read_prediction(params.prediction), embedded)
@@ -510,7 +525,9 @@ class RequestMaker:
         make_text: Callable[[], OutputText | None]
         make_text = partial(OutputText, self._tokenizer, params) if self._tokenizer.available else _no_text
         receipt_model = (
-            self._receipts.prepare(params.lora) if params.return_receipt and draft.expected is None else None
+            self._receipts.prepare(params.lora, sees=draft.embedded is not None)
+            if params.return_receipt and draft.expected is None
+            else None
         )
         kind = Completion if draft.expected is None else partial(Replay, draft.expected)
         completions = [

@@ -35,6 +35,7 @@ _DIGESTS = MappingProxyType(
         "computation": "the configuration and the dtypes of the model are",
         "adapter": "the adapters that requests can name are",
         "tokenizer": "the tokenizer and its vocabulary are",
+        "tower": "the tower and the way in which it is shown pictures are",
     }
 )
 
@@ -55,6 +56,8 @@ class ReceiptMaker:
     tokenizer : Tokenizer
     has_hooks : callable
         Returns whether hooks may change what is computed.
+    tower : callable
+        Returns the fingerprint of the tower; None: there is none. Called once, for the first receipt with pictures.
     """
 
     def __init__(
@@ -65,10 +68,11 @@ class ReceiptMaker:
         adapters: Adapters,
         tokenizer: Tokenizer,
         has_hooks: Callable[[], bool],
+        tower: Callable[[], str | None],
     ) -> None:
         self._model, self._engine = dict(model), dict(engine)
         self._weights, self._adapters, self._tokenizer = weights, adapters, tokenizer
-        self._has_hooks = has_hooks
+        self._has_hooks, self._make_tower = has_hooks, tower
         self._of_adapters: dict[int, str] = {}  # by their ids, which are never used again
         self._lock = threading.Lock()
 
@@ -96,9 +100,17 @@ class ReceiptMaker:
         tokenizer = fingerprint_of([self._tokenizer.to_json()]) if self._tokenizer.available else None
         return {"weights": self._weights(), "tokenizer": tokenizer}
 
-    def prepare(self, lora: str | None = None) -> dict[str, Any]:
-        """`Receipt.model` of requests with this adapter. It reads all weights when it is first called."""
-        return self._prepare(self._adapters.get(lora))
+    @functools.cached_property
+    def _tower(self) -> str | None:
+        return self._make_tower()
+
+    def prepare(self, lora: str | None = None, *, sees: bool = False) -> dict[str, Any]:
+        """`Receipt.model` of requests with this adapter, and of prompts with pictures, or without.
+
+        It reads all weights when it is first called.
+        """
+        model = self._prepare(self._adapters.get(lora))
+        return {**model, "tower": self._tower} if sees else model
 
     def origin(self, adapter: Adapter | None, weights: str, layout: str) -> dict[str, Any]:
         """What keys and values are a function of beside the tokens, by name.
@@ -152,6 +164,7 @@ class ReceiptMaker:
             model=model,
             engine=self._engine,
             request=request,
+            images=() if sequence.given is None else sequence.given.shown,
             prompt_token_ids=tuple(sequence.prompt_token_ids.tolist()),
             token_ids=tuple(ids),
             num_given=completion.num_given,
@@ -162,7 +175,7 @@ class ReceiptMaker:
 
     def differences(self, receipt: Receipt) -> list[str]:
         """The ways in which the weights and kernels of this engine differ from those of a receipt, in sentences."""
-        model = self.prepare(self.adapter_of(receipt))
+        model = self.prepare(self.adapter_of(receipt), sees=bool(receipt.images))
         differing = []
         for claimed, own in ((receipt.model, model), (receipt.engine, self._engine)):
             for key in sorted({*claimed, *own}):

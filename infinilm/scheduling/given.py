@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,8 @@ class GivenTokens:
         The positions that RoPE turns by; None: those in the sequence.
     shift : int
         What is added to the place of every later token in the sequence to give its position on all axes.
+    shown : tuple of Mapping
+        Of each picture, what `Receipt.images` says of it.
     two_way : bool
         Tokens of a span see all of it, so that a step computes what it has not of a span, and nothing else of the
         sequence: see `chunk`.
@@ -44,6 +47,7 @@ class GivenTokens:
     rope_positions: Int32Array | None = None
     shift: int = 0
     two_way: bool = False
+    shown: tuple[Mapping[str, Any], ...] = ()
 
     def within(self, begin: int, end: int) -> list[tuple[int, Float32Array]]:
         """The embeddings of tokens from `begin` to `end`: where each run of them begins, and its rows."""

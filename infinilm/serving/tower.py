@@ -6,8 +6,9 @@ Callers run it in their own threads, before their request waits for the engine t
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,33 +22,60 @@ from infinilm.checkpoint.projector import ProjectorCheckpoint
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
 from infinilm.config.towers import TowerConfig
+from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
 from infinilm.images import MediaRules, Patches, open_image
 from infinilm.images.processor import merge_order
+from infinilm.models.reference.tower import ReferenceTower
 from infinilm.planning.memory import ModelPlan
 from infinilm.planning.tower import BLOCK_SIZE, TowerPlan
 
-__all__ = ["TowerEngine"]
+__all__ = ["TowerEngine", "TowerTile", "tiles_of"]
 
 
-class _Tile(NamedTuple):
-    """A picture, or a tile of one, whose windows are sequences of the tower: one, where layers see all of it."""
+class TowerTile(NamedTuple):
+    """A picture, or a tile of one, as its tower reads it. Tokens of a window are neighbours.
 
-    pixels: npt.NDArray[np.float32]  # [num_patches, patch_dim]
-    grid: tuple[int, int]
-    order: npt.NDArray[np.int64]  # of its rows, [num_rows]: those of a window are neighbours
-    window_lens: npt.NDArray[np.int32]  # patches of each window
+    Each window is a sequence of the layers that see windows; without such layers all of the picture is one.
+
+    Attributes
+    ----------
+    tokens : float32 array, [num_tokens, patch_dim]
+        The patches; and zeros, where a class token is behind them.
+    turned_by : int32 array, [2, num_tokens]
+        See `TowerConfig.turned_by`.
+    positions : (int32 array, float32 array) or None
+        See `TowerConfig.positions_of`.
+    order : int array, [num_rows]
+        Which row of the picture each is that the tower gives.
+    window_lens : int32 array, [num_windows]
+        Tokens of each window.
+    """
+
+    tokens: npt.NDArray[np.float32]
+    turned_by: npt.NDArray[np.int32]
+    positions: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None
+    order: npt.NDArray[np.int64]
+    window_lens: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, pixels: npt.NDArray[np.float32], grid: tuple[int, int], config: TowerConfig) -> _Tile:
+    def of(cls, pixels: npt.NDArray[np.float32], grid: tuple[int, int], config: TowerConfig) -> TowerTile:
+        """Of patches in the order of `merge_order`, [num_patches, patch_dim]."""
         order, num_rows = config.windows_of(grid)
-        return cls(pixels, grid, order, (num_rows * config.merged_patches).astype(np.int32))
+        patches = (order[:, None] * config.merged_patches + np.arange(config.merged_patches)).reshape(-1)
+        places = merge_order(grid, config.merge_size)[:, patches]
+        return cls(
+            np.pad(pixels[patches], ((0, config.num_class_tokens), (0, 0))),
+            config.turned_by(places),
+            config.positions_of(places, grid),
+            order,
+            (num_rows * config.merged_patches + config.num_class_tokens).astype(np.int32),
+        )
 
-    def by_window(self, patches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What is told of each patch, [num_patches, ..], in the order of windows."""
-        merged = patches.reshape(len(self.order), -1, *patches.shape[1:])
-        return merged[self.order].reshape(patches.shape)
+    def sorted(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Bring rows that the tower gives to the order that they have in the picture, [num_rows, size]."""
+        return rows[np.argsort(self.order)]
 
 
 class _Blocks(NamedTuple):
@@ -66,6 +94,15 @@ class _Blocks(NamedTuple):
 
 def _blocks_of(lens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return -(-lens // BLOCK_SIZE)
+
+
+def tiles_of(pictures: Sequence[Patches], config: TowerConfig) -> list[TowerTile]:
+    """What the tower reads of pictures: their tiles, one behind the other."""
+    return [
+        TowerTile.of(pixels, picture.grid, config)
+        for picture in pictures
+        for pixels in np.split(picture.pixels, picture.num_tiles)
+    ]
 
 
 class TowerEngine:
@@ -138,11 +175,12 @@ class TowerEngine:
             found.sources[patches] = replace(
                 found.sources[patches], column_order=numbers.transpose(2, 0, 1).reshape(-1)
             )
-        if family.position_table:  # [axes, positions, hidden_size]
+        if family.position_table:
             del found.shapes[found.sources[positions].tensor]
             tensor, (num_positions, size) = f"{place.tower}{family.position_table}", expected[positions]
-            found.sources[positions] = Source(tensor, 0, 2)
-            found.shapes[tensor] = (2, num_positions // 2, size)
+            is_of_axes = family.positions == "axes"
+            shape: tuple[int, ...] = (2, num_positions // 2, size) if is_of_axes else (num_positions, size)
+            found.sources[positions], found.shapes[tensor] = Source(tensor, 0, shape[0]), shape
         if family.merger_matrix:
             del found.shapes[found.sources[first].tensor]
             tensor, shape = f"{place.merger}{family.merger_matrix}", expected[first][::-1]
@@ -158,13 +196,9 @@ class TowerEngine:
 
         It takes as few steps as fit; a tile is a sequence by itself.
         """
-        tiles = [
-            _Tile.of(pixels, picture.grid, self._plan.config)
-            for picture in pictures
-            for pixels in np.split(picture.pixels, picture.num_tiles)
-        ]
+        tiles = tiles_of(pictures, self._plan.config)
         rows: list[npt.NDArray[np.float32]] = []
-        batch: list[_Tile] = []
+        batch: list[TowerTile] = []
         for tile in tiles:
             if batch and not self._fits([*batch, tile]):
                 rows += self._run(batch)
@@ -196,13 +230,35 @@ class TowerEngine:
         RequestError
             A picture cannot be read, or has more patches than the tower takes.
         """
+        return self(self.prepare(images))
+
+    def prepare(self, images: Sequence[Any]) -> list[Patches]:
+        """Make patches of pictures; the argument and errors are those of `rows_of`."""
         processor, patches = self._plan.processor, []
         for i, image in enumerate(images):
             name = f"picture {i}"
             patches.append(processor.prepare(open_image(image, name, MediaRules()), name))
             if (count := len(patches[-1].pixels) // patches[-1].num_tiles) > self._plan.max_patches:
                 raise RequestError(f"{name} has {count} patches, more than the {self._plan.max_patches} of the longest")
-        return self(patches)
+        return patches
+
+    @property
+    def config(self) -> TowerConfig:
+        """What its table and config.json say of it."""
+        return self._plan.config
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in."""
+        return self._plan.spec.dtype
+
+    def reference(self, dtype: str = "float32") -> ReferenceTower:
+        """The same tower in numpy, with a copy of the weights, in "float32" or "float64".
+
+        `infinilm.compare` holds the two against each other, layer by layer.
+        """
+        weights = {name: to_array(tensor).astype(dtype) for name, tensor in self.state_dict().items()}
+        return ReferenceTower(self._plan.spec, weights, dtype)
 
     def state_dict(self) -> dict[str, _core.Tensor]:
         """Its weights in memory of the files or the engine, by the names of `param_shapes`."""
@@ -222,17 +278,31 @@ class TowerEngine:
         self._hooks.use(registry)
         self._registry = registry  # which the hooks refer to weakly
 
-    def _fits(self, tiles: Sequence[_Tile]) -> bool:
-        num_blocks = sum(int(_blocks_of(tile.window_lens).sum()) for tile in tiles)
-        return sum(len(tile.pixels) for tile in tiles) <= self._plan.max_patches and num_blocks <= self._plan.num_blocks
+    @contextlib.contextmanager
+    def hooked(self, registry: HookRegistry) -> Iterator[None]:
+        """Let hooks see its layers while a block runs, in place of those that did before."""
+        before = self._registry
+        self.set_hook_registry(registry)
+        try:
+            yield
+        finally:
+            self.set_hook_registry(before)
 
-    def _run(self, tiles: Sequence[_Tile]) -> list[npt.NDArray[np.float32]]:
+    @property
+    def spec(self) -> _core.ModelSpec:
+        """Its math."""
+        return self._plan.spec
+
+    def _fits(self, tiles: Sequence[TowerTile]) -> bool:
+        num_blocks = sum(int(_blocks_of(tile.window_lens).sum()) for tile in tiles)
+        return sum(len(tile.tokens) for tile in tiles) <= self._plan.max_tokens and num_blocks <= self._plan.num_blocks
+
+    def _run(self, tiles: Sequence[TowerTile]) -> list[npt.NDArray[np.float32]]:
         config = self._plan.config
-        counts = np.array([len(tile.pixels) for tile in tiles], np.int32)
+        counts = np.array([len(tile.tokens) for tile in tiles], np.int32)
         window_lens = np.concatenate([tile.window_lens for tile in tiles])
-        places = [tile.by_window(merge_order(tile.grid, config.merge_size).T).T for tile in tiles]
-        positions = [config.positions_of(own, tile.grid) for own, tile in zip(places, tiles, strict=True)]
-        learned = [own for own in positions if own is not None]
+        learned = [tile.positions for tile in tiles if tile.positions is not None]
+        turned_by = np.ascontiguousarray(np.concatenate([tile.turned_by for tile in tiles], axis=1))
         # Layers that see a picture have it as the context of each of its windows, and layers that see windows have
         # these.
         columns = int(_blocks_of(counts).max())
@@ -251,10 +321,8 @@ class TowerEngine:
             context_lens=np.repeat(counts, num_windows),
             window_lens=own_lens,
             logits_rows=np.zeros(1, np.int32),
-            rope_positions=np.ascontiguousarray(np.concatenate(places, axis=1))
-            if config.family.rope != "none"
-            else None,
-            patches=np.concatenate([tile.by_window(tile.pixels) for tile in tiles]),
+            rope_positions=turned_by if config.family.rope != "none" else None,
+            patches=np.concatenate([tile.tokens for tile in tiles]),
             position_rows=np.concatenate([rows for rows, _ in learned]) if learned else None,
             position_weights=np.concatenate([weights for _, weights in learned]) if learned else None,
             return_logits=True,
@@ -266,8 +334,9 @@ class TowerEngine:
             finally:
                 self._hooks.take_back()
         assert out is not None
-        by_window = np.split(out.numpy(), np.cumsum(counts)[:-1] // config.merged_patches)
-        return [own[np.argsort(tile.order)] for own, tile in zip(by_window, tiles, strict=True)]
+        num_rows = (counts - config.num_class_tokens) // config.merged_patches
+        by_window = np.split(out.numpy(), np.cumsum(num_rows)[:-1])
+        return [tile.sorted(own) for own, tile in zip(by_window, tiles, strict=True)]
 
     def close(self) -> None:
         """Free weights and memory; it computes nothing any more. Idempotent."""

@@ -42,6 +42,7 @@ struct AttentionArgs {
     const int32_t* cu_seqlens_q;    // [num_seqs + 1]
     const int32_t* context_lens;    // [num_seqs]
     const float* sinks;             // [num_heads] or null
+    const int32_t* two_way_seqs;    // [num_seqs] or null: not 0 where queries see all keys behind their positions
     const float* position_bias;     // of head h and of a key at position p + d: [h * position_bias_stride + d]; or null
     void* out;                      // [num_tokens, num_heads, value_dim] T, tokens out_stride elements apart
     int64_t q_stride, out_stride, block_table_stride, position_bias_stride;

@@ -43,6 +43,16 @@ struct SoftCapArgs {
     float cap;
 };
 
+// out = min(max(x, low), high); NaN stays.
+struct ClipArgs {
+    const void* x;  // [num_rows, n] T
+    void* out;      // [num_rows, n] T; may be x
+    int64_t x_stride, out_stride;
+    int num_rows, n;
+    float low, high;
+    Element type;
+};
+
 // out[t] = sum of weights[t, k] * parts[part_of[t, k]], in the order of k; + sigmoid(shared_gate[t]) * shared[t];
 // rounded, + residual[t].
 struct CombineArgs {

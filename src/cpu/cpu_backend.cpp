@@ -93,6 +93,7 @@ public:
     void paged_attention(const AttentionParams&) override;
     void choose_keys(const ChooseKeysParams&) override;
     void act_mul(const ActMulParams&) override;
+    void clip(const ClipParams&) override;
     void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
     void route(const RouteParams& p) override {
@@ -475,6 +476,19 @@ void CpuBackend::choose_keys(const ChooseKeysParams& p) {
 }
 
 void CpuBackend::act_mul(const ActMulParams& p) { run(kernels_.act_mul, act_mul_args(p), 8 * p.out.numel()); }
+
+void CpuBackend::clip(const ClipParams& p) {
+    split(p.x.shape(0), p.x.numel(), [&](int64_t begin, int64_t end) {
+        const auto* const x = p.x.as<const float>();
+        auto* const out = p.out.as<float>();
+        for (int64_t row = begin; row < end; ++row)
+            std::transform(x + row * p.x.stride(0), x + row * p.x.stride(0) + p.x.shape(1), out + row * p.out.stride(0),
+                           [&](float v) {
+                               const float raised = v < p.low ? p.low : v;
+                               return raised > p.high ? p.high : raised;
+                           });
+    });
+}
 
 void CpuBackend::soft_cap(const SoftCapParams& p) { run(kernels_.soft_cap, soft_cap_args(p), 8 * p.x.numel()); }
 

@@ -24,7 +24,8 @@ constexpr int64_t most_drafted_tokens = 16;
 
 bool is_recordable(const Batch& batch) {
     const int64_t num_tokens = batch.input_ids.shape(0);
-    return !batch.given && (num_tokens == batch.context_lens.shape(0) || num_tokens <= most_drafted_tokens);
+    return !batch.given && !batch.two_way_seqs &&
+           (num_tokens == batch.context_lens.shape(0) || num_tokens <= most_drafted_tokens);
 }
 
 // Without owners: a workspace is freed before a larger one is made.

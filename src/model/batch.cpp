@@ -214,7 +214,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         const AttentionLengths of_seqs{.num_seqs = batch.context_lens.shape(0),
                                        .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
                                        .context_lens = batch.context_lens.as<const int32_t>(),
-                                       .window_lens = batch.window_lens.as<const int32_t>()};
+                                       .window_lens = batch.window_lens.as<const int32_t>(),
+                                       .two_way_seqs = batch.two_way_seqs.as<const int32_t>()};
         const AttentionLengths of_tokens{.num_seqs = batch.input_ids.shape(0),
                                          .cu_seqlens_q = staged.token_starts.as<const int32_t>(),
                                          .context_lens = staged.token_lens.as<const int32_t>()};
@@ -229,7 +230,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
             &staged.hidden_rows,  &staged.change_rows,     &staged.penalties,    &staged.num_logprobs,
             &staged.sum_rows,     &staged.rope_positions,  &staged.given_table,  &staged.given_of_token,
             &staged.patches,      &staged.patch_positions, &staged.apart_rows,   &staged.window_lens,
-            &staged.unit_squares, &staged.pooled_offsets,  &staged.token_starts, &staged.token_lens};
+            &staged.unit_squares, &staged.pooled_offsets,  &staged.token_starts, &staged.token_lens,
+            &staged.two_way_seqs, &staged.own_vector_ids};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});
@@ -259,6 +261,12 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
     update.rows = staged.previous_rows;
     update.ids = staged.input_ids;
     if (update.rows || update.entries) ops::update_step(backend, update);
+    if (update.rows && staged.own_vector_ids)
+        ops::update_step(backend, {.previous_ids = update.previous_ids,
+                                   .rows = update.rows,
+                                   .ids = staged.own_vector_ids,
+                                   .table = {},
+                                   .entries = {}});
     if (queue) table.remember(batch.block_table, batch.table_spans);
     return staged;
 }

@@ -76,10 +76,11 @@ struct Batch {
     // Set by stage() where embeddings are given: see Given.
     Tensor given_table = {};     // [given_levels, num_given + 1, hidden_size] activation
     Tensor given_of_token = {};  // [num_tokens] int32
+    Tensor own_vector_ids = {};  // [num_tokens] int32, of models with OwnVectors: rows of their table
     // Set by Tower::place: what the positions of patches add, [num_tokens, hidden_size] activation, or absent.
     Tensor patch_positions = {};
-    // Set by Tower::place where rows are made of means, [num_tokens] int32: the first patch of each row, then the
-    // second of each, and so on.
+    // Set by Tower::place, [num_patches] int32: where rows are made of means, the first patch of each row, then the
+    // second of each, and so on; where there are class tokens, all patches but these; or absent.
     Tensor apart_rows = {};
     // Set by Tower::place where these means are standardised: ones, [num_rows, 1] float32, and what is added to each
     // mean, [num_rows, hidden_size] activation.

@@ -119,6 +119,8 @@ Step<Tap> Decoder::make_step(const Batch& batch, const KvCache& cache, const Tap
             .buffers = buffers_,
             .lora_inner = {},
             .lora_delta = {},
+            .clip_in = spec_.clipped_linears ? buffers_.view(model_.clip_in, num_tokens) : TensorView(),
+            .clip_out = spec_.clipped_linears ? buffers_.view(model_.clip_out, num_tokens) : TensorView(),
             .ropes = {},
             .position_bias = model_.position_bias ? TensorView(model_.position_bias->by_distance()) : TensorView(),
             .x = buffers_.tensor(model_.stream.x, num_tokens),
@@ -138,7 +140,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     if (model_.tower)
         model_.tower->embed(s);
     else if (spec_.is_first_stage())
-        s.embed(model_.embed_tokens, spec_.vocab_size, spec_.embedding_multiplier, s.x);
+        s.embed(batch.input_ids, model_.embed_tokens, spec_.vocab_size, spec_.embedding_multiplier, s.x);
     else if (!stages_->receive(s.x))
         throw StepAborted();
     const std::vector<TensorView> ropes = make_ropes(batch);

@@ -18,6 +18,11 @@ void stage_given(DType activation, const ModelSpec& spec, Batch& staged) {
         ids.as<int32_t>()[token] = -1;
         of_token.as<int32_t>()[token] = static_cast<int32_t>(i);
     }
+    if (spec.own_vectors) {
+        staged.own_vector_ids = allocate_host(DType::int32, {num_tokens});
+        std::transform(ids.as<int32_t>(), ids.as<int32_t>() + num_tokens, staged.own_vector_ids.as<int32_t>(),
+                       [&](int32_t id) { return id < 0 ? spec.own_vectors->pad_id : id; });
+    }
     visit_floating(activation, [&]<class T>(T) {
         const auto* const given = staged.given.as<const float>();
         for (int64_t level = 0; level < levels; ++level) {

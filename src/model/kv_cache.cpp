@@ -58,7 +58,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     static_cast<void>(TensorView(nullptr, DType::uint8, all));
     for (const CacheSpec& layer : layers_) {
         groups_.push_back(spec.group_of(layer));
-        const AttentionLayer reads{layer.sliding_window, heads_of(layer), layer.chunked, layer.two_way};
+        const AttentionLayer reads{layer.sliding_window, heads_of(layer), layer.chunked, layer.two_way, layer.spans};
         const bool needs_list = layer.has_rows() && model.dtype != DType::float32;
         if (needs_list && std::ranges::find(attention_layers_, reads) == attention_layers_.end())
             attention_layers_.push_back(reads);

@@ -101,6 +101,16 @@ Model::Model(const ModelSpec& spec)
         cos_sin.push_back(buffers.add({.name = concat("cos_sin", cos_sin.size()),
                                        .columns = 2 * static_cast<int64_t>(rope.inv_freq.size()),
                                        .dtype = DType::float32}));
+    if (spec.clipped_linears) {
+        int64_t most_in = spec.hidden_size, most_out = spec.hidden_size;
+        for (const LayerSpec& layer : spec.layers) {
+            const auto& heads = layer.mixer_of<AttentionSpec>();
+            most_in = std::max<int64_t>({most_in, heads.q_dim(), layer.mlp->intermediate_size});
+            most_out = std::max<int64_t>({most_out, heads.qkv_dim(), 2 * layer.mlp->intermediate_size});
+        }
+        clip_in = buffers.add({.name = "clip_in", .columns = most_in});
+        clip_out = buffers.add({.name = "clip_out", .columns = most_out});
+    }
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
     if (spec.embedding_sum) embedding_sum.emplace(spec);
     if (spec.position_bias) position_bias.emplace(spec);

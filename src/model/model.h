@@ -82,6 +82,7 @@ public:
     BufferPlan buffers;
     Stream stream;
     Buffer last;                  // [num_rows, hidden_size]: the rows of the residual stream that logits are made of
+    Buffer clip_in, clip_out;     // see Step
     std::vector<Buffer> cos_sin;  // of each rope: [num_tokens, rotary_dim] float32
     std::vector<Layer> layers;    // [num_layers], and that of the MTP head
     std::optional<MtpHead> mtp;

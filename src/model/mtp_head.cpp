@@ -54,7 +54,7 @@ void MtpHead::begin(const Step<NoTap>& s, const LinearWeights& embed_tokens) con
     const auto norm = [&](const VectorWeights& weight, const TensorView& out) {
         ops::rms_norm(s.backend, {.x = s.x, .weight = weight.prepared, .out = out, .eps = eps_});
     };
-    s.embed(embed_tokens, vocab_size_, embedding_multiplier_, s.x);
+    s.embed(s.batch.input_ids, embed_tokens, vocab_size_, embedding_multiplier_, s.x);
     norm(enorm_, joined.slice(1, 0, hidden_size_));
     ops::gather_rows(s.backend, {.x = hidden, .rows = s.batch.hidden_rows, .out = s.x});
     norm(hnorm_, joined.slice(1, hidden_size_, 2 * hidden_size_));

@@ -175,8 +175,10 @@ void validate(const ModelSpec& spec) {
     }
     require_spec(spec.given_levels >= 0 && spec.given_levels <= spec.num_layers + 1, "given_levels is ",
                  spec.given_levels, ", with ", spec.num_layers, " layers");
-    require_spec(spec.given_levels == 0 || !spec.own_vectors,
-                 "layers with vectors of their own look these up by token id, which a given embedding has not");
+    for (const LayerSpec& layer : spec.layers)
+        require_spec(!spec.clipped_linears || (spec.post_norms && layer.mlp && !layer.experts && !layer.mixer_beside &&
+                                               layer.mixer && std::holds_alternative<AttentionSpec>(*layer.mixer)),
+                     "linears clip in layers of attention and an MLP alone, each with a norm behind it");
     for (const LayerSpec& layer : layers_and_head(spec)) check_layer(spec, layer);
     if (spec.position_bias) check_position_bias(spec);
     if (spec.mtp) {
@@ -226,6 +228,8 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     }
     if (shard.rank < 0 || shard.rank >= shard.size)
         throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
+    if (shard.size > 1 && model.clipped_linears)
+        throw ConfigError("linears that clip what they read and give run on one rank");
     ModelSpec local = model;
     const auto divide = [shard](LayerSpec& layer) {
         for (auto* mixer : {&layer.mixer, &layer.mixer_beside})

@@ -171,6 +171,8 @@ struct ModelSpec {
     bool lm_head = true;  // rows that are asked for give logits; else what the last norm makes of them, as encoders do
     bool lm_head_bias = false;
     bool tie_word_embeddings = false;
+    // Linears of layers clip what they read and what they give, each tensor by numbers of its own: see Clip.
+    bool clipped_linears = false;
     bool layer_scalars = false;  // each layer has a number that multiplies the residual stream it leaves
     std::optional<OwnVectorsSpec> own_vectors;
     std::optional<EmbeddingSumSpec> embedding_sum;
@@ -211,6 +213,7 @@ struct ModelSpec {
         f("lm_head_bias", &ModelSpec::lm_head_bias, "");
         f("tie_word_embeddings", &ModelSpec::tie_word_embeddings, "");
         f("layer_scalars", &ModelSpec::layer_scalars, "Each layer multiplies the residual stream it leaves.");
+        f("clipped_linears", &ModelSpec::clipped_linears, "Linears of layers clip what they read and give.");
         f("own_vectors", &ModelSpec::own_vectors, "");
         f("embedding_sum", &ModelSpec::embedding_sum, "What is added to the embedding.");
         f("tower", &ModelSpec::tower, "An encoder of images: what it has besides its layers.");

@@ -15,9 +15,40 @@ TensorView Step<Tap>::whole(const Input& in) const {
 template <class Tap>
 void Step<Tap>::linear(const LinearWeights& weights, const TensorView& x, const TensorView& out,
                        const NormPrologue& norm, const TensorView& residual) const {
+    if (!weights.clips.empty()) return clipped_linear(weights, whole({.x = x, .norm = norm}), out);
     const Input in = Tap::active ? Input{.x = whole({.x = x, .norm = norm})} : Input{.x = x, .norm = norm};
-    ops::linear(backend, {.x = in.x, .weight = *weights.prepared, .norm = in.norm, .residual = residual, .out = out});
+    ops::linear(backend, {.x = in.x,
+                          .weight = *weights.prepared,
+                          .norm = in.norm,
+                          .residual = residual,
+                          .out = out,
+                          .gate_up_apart = weights.prepared->kind == LinearKind::act_mul});
     add_lora(weights, in.x, out);
+}
+
+// Tensors that read within the same bounds, as q, k and v mostly do, are computed at once.
+template <class Tap>
+void Step<Tap>::clipped_linear(const LinearWeights& weights, const TensorView& x, const TensorView& out) const {
+    const TensorView read = clip_in.slice(1, 0, x.shape(1)), given = clip_out.slice(1, 0, out.shape(1));
+    const Clip* last = nullptr;
+    int64_t column = 0;
+    for (const Clip& own : weights.clips) {
+        if (!last || own.input != last->input) {
+            ops::clip(backend, {.x = x, .out = read, .low = own.input.low, .high = own.input.high});
+            ops::linear(backend, {.x = read,
+                                  .weight = *weights.prepared,
+                                  .norm = {},
+                                  .residual = {},
+                                  .out = given,
+                                  .gate_up_apart = weights.prepared->kind == LinearKind::act_mul});
+        }
+        ops::clip(backend, {.x = given.slice(1, column, column + own.outputs),
+                            .out = out.slice(1, column, column + own.outputs),
+                            .low = own.output.low,
+                            .high = own.output.high});
+        column += own.outputs;
+        last = &own;
+    }
 }
 
 template <class Tap>
@@ -46,8 +77,9 @@ void Step<Tap>::add_lora(const LinearWeights& weights, const TensorView& x, cons
 }
 
 template <class Tap>
-void Step<Tap>::embed(const LinearWeights& table, int64_t vocab_size, float multiplier, const TensorView& out) const {
-    EmbeddingParams params{.ids = batch.input_ids, .table = *table.prepared, .out = out, .multiplier = multiplier};
+void Step<Tap>::embed(const TensorView& ids, const LinearWeights& table, int64_t vocab_size, float multiplier,
+                      const TensorView& out) const {
+    EmbeddingParams params{.ids = ids, .table = *table.prepared, .out = out, .multiplier = multiplier};
     if (batch.given_table) params.first_id = 0;  // tokens whose embedding is given have no id: see Given
     if (num_ranks() > 1)
         params.first_id = static_cast<int32_t>(vocab_of(vocab_size, {ranks.rank(), ranks.size()}).begin);

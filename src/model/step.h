@@ -46,6 +46,7 @@ struct Step {
     const KvCache& cache;
     const Buffers& buffers;
     TensorView lora_inner, lora_delta;  // scratch of LoraParams, in steps with adapters
+    TensorView clip_in, clip_out;       // [num_tokens, as much as any linear reads, and gives], where linears clip
     std::span<const TensorView> ropes;  // [num_tokens, rotary_dim] float32: cosines and sines of each rope
     TensorView position_bias;           // [num_heads, distances] float32, of all layers; or absent: see PositionBias
     Tensor x, normed;                   // [num_tokens, hidden_size]: the residual stream, and its norm
@@ -61,13 +62,16 @@ struct Step {
     // A linear and its adapters. With a tap its norm is an op before both, so that adapters read the normed input, too.
     void linear(const LinearWeights& weights, const TensorView& x, const TensorView& out, const NormPrologue& norm = {},
                 const TensorView& residual = {}) const;
+    // The same of one that clips what it reads and what it gives: each of its tensors has bounds of its own.
+    void clipped_linear(const LinearWeights& weights, const TensorView& x, const TensorView& out) const;
     // The same of each head: x [num_tokens, num_heads, in_features], out [num_tokens, num_heads, out_features].
     void head_linear(const LinearWeights& weights, const TensorView& x, const TensorView& out) const;
     // Adds to `out`, a linear's result for `x`, what the step's adapters give: [num_tokens, all its outputs].
     // head: where a linear has weights for each head, the head that x and out belong to.
     void add_lora(const LinearWeights& weights, const TensorView& x, const TensorView& out, size_t head = 0) const;
-    // Embeds the step's token ids: rows of a table of vocab_size rows, which ranks divide.
-    void embed(const LinearWeights& table, int64_t vocab_size, float multiplier, const TensorView& out) const;
+    // Embeds token ids: rows of a table of vocab_size rows, which ranks divide.
+    void embed(const TensorView& ids, const LinearWeights& table, int64_t vocab_size, float multiplier,
+               const TensorView& out) const;
     // Where sums are enqueued, the threads of all ranks meet before the first one of a step, and every few layers: then
     // none is ahead by more than a stream takes, which would block it in the driver (NVIDIA/nccl#613).
     void keep_together() const;

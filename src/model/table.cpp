@@ -42,6 +42,23 @@ void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
         if (linear.bias) add_part(".bias", {out_features}, cut.is_columns() ? Cut::rank0() : cut, true);
     }
     weights.end_row = rows_.size();
+    if (model_.clipped_linears && layer_ >= 0) clips(weights, linear);
+}
+
+void ParamTable::clips(LinearWeights& weights, const Linear& linear) {
+    weights.clips.resize(linear.parts.size());
+    for (size_t i = 0; i < linear.parts.size(); ++i) {
+        Clip& own = weights.clips[i];
+        own.outputs = linear.parts[i].out_features;
+        float* const bounds[] = {&own.input.low, &own.input.high, &own.output.low, &own.output.high};
+        const char* const names[] = {"input_min", "input_max", "output_min", "output_max"};
+        for (size_t j = 0; j < std::size(names); ++j)
+            tensor(own.loaded[j], concat(linear.parts[i].name, "_clip.", names[j]), {1}, {},
+                   [to = bounds[j]](Backend& backend, const VectorWeights& bound) {
+                       *to = *widened(backend, bound.loaded).as<const float>();
+                       return Tensor();
+                   });
+    }
 }
 
 void ParamTable::norm(VectorWeights& weights, const std::string& name, int64_t size, Cut cut, float multiplier) {

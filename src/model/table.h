@@ -95,6 +95,7 @@ public:
 
 private:
     void add(ParamRow row);
+    void clips(LinearWeights& weights, const Linear& linear);
 
     const ModelSpec& model_;
     int layer_ = -1;

@@ -26,6 +26,8 @@ void TowerSpec::check(const ModelSpec& model) const {
                  "a linear of a merger that has a gate is activated, and not the last");
     require_spec(standardized <= pooled && pooled_scale > 0, "standardized: what is not pooled has no mean");
     require_spec(norm_first <= (patch_norm && num_positions > 0), "norm_first: there are no norm and no positions");
+    require_spec(!class_token || (num_positions > 0 && levels.empty()),
+                 "class_token: of a tower with positions and no levels");
     require_spec(!pooled || (levels.empty() && model.hidden_size % 8 == 0),
                  "a tower that takes means has no levels, and a hidden_size that is a multiple of 8");
 }
@@ -60,7 +62,7 @@ Tower::Tower(const ModelSpec& model, BufferPlan& plan)
       layer_eps_(model.rms_norm_eps),
       inner_{plan.add({.name = "merger_even", .columns = of_a_patch(spec_, largest(spec_))}),
              plan.add({.name = "merger_odd", .columns = takes_turns(spec_) ? of_a_patch(spec_, largest(spec_)) : 0})},
-      apart_(plan.add({.name = "patches_apart", .columns = spec_.pooled ? hidden_size_ : 0})),
+      apart_(plan.add({.name = "patches_apart", .columns = spec_.pooled || spec_.class_token ? hidden_size_ : 0})),
       result_(
           plan.add({.name = "merged", .columns = of_a_patch(spec_, int64_t{spec_.num_levels()} * spec_.out_size())})),
       mergers_(static_cast<size_t>(spec_.num_levels())) {}
@@ -82,6 +84,7 @@ void Tower::declare(ParamTable& table) {
     const auto as_loaded = [](Backend&, const VectorWeights&) { return Tensor(); };  // prepare() reads it
     if (spec_.num_positions > 0)
         table.tensor(table_, "model.embed_positions.weight", {spec_.num_positions, hidden_size_}, {}, as_loaded);
+    if (spec_.class_token) table.tensor(class_, "model.class_embedding", {hidden_size_}, {}, as_loaded);
     if (spec_.standardized) {
         // A sum of patches times this is their mean times pooled_scale and scale.
         table.wide(scale_, "model.std_scale", hidden_size_, {},
@@ -112,7 +115,11 @@ void Tower::declare(ParamTable& table) {
 }
 
 void Tower::prepare(Backend& backend) {
-    if (table_.loaded) positions_ = widened(backend, table_.loaded);
+    if (table_.loaded) {
+        positions_ = allocate_host(DType::float32, {num_positions(), hidden_size_});
+        backend.copy(widened(backend, table_.loaded), positions_.slice(0, 0, spec_.num_positions));
+        if (class_.loaded) backend.copy(widened(backend, class_.loaded), positions_.select(0, spec_.num_positions));
+    }
     if (!bias_.loaded) return;
     const Tensor scale = widened(backend, scale_.loaded);
     offsets_ = widened(backend, bias_.loaded, -1);
@@ -139,9 +146,10 @@ void Tower::place(DType activation, Batch& b) const {
     const int64_t num_tokens = check["num_tokens"];
     check.tensor("patches", b.patches, {"num_tokens", spec_.patch_dim}, DType::float32);
     const auto* starts = b.cu_seqlens_q.as<const int32_t>();
-    for (int64_t s = 0; s <= b.context_lens.shape(0); ++s)
-        check.require(starts[s] % spec_.merged_patches == 0, "cu_seqlens_q[", s, "] is ", starts[s], ", but ",
-                      spec_.merged_patches, " neighbouring patches become one row");
+    const int64_t num_seqs = b.context_lens.shape(0), num_rows = spec_.num_rows(num_tokens, num_seqs);
+    for (int64_t s = 0; s <= num_seqs; ++s)
+        check.require((starts[s] - (spec_.class_token ? s : 0)) % spec_.merged_patches == 0, "cu_seqlens_q[", s,
+                      "] is ", starts[s], ", but ", spec_.merged_patches, " neighbouring patches become one row");
     if (activation != DType::float32) {
         const Tensor narrow = allocate_host(activation, b.patches.shape());
         visit_floating(activation, [&]<class T>(T) {
@@ -150,16 +158,19 @@ void Tower::place(DType activation, Batch& b) const {
         });
         b.patches = narrow;
     }
-    if (spec_.pooled) {
-        const int64_t num_rows = num_tokens / spec_.merged_patches;
-        b.apart_rows = allocate_host(DType::int32, {num_tokens});
+    if (spec_.pooled || spec_.class_token) {
+        std::vector<int32_t> patches;
+        for (int64_t s = 0; s < num_seqs; ++s)
+            for (int32_t token = starts[s]; token < starts[s + 1] - (spec_.class_token ? 1 : 0); ++token)
+                patches.push_back(token);
+        b.apart_rows = allocate_host(DType::int32, {num_rows * spec_.merged_patches});
         auto* apart = b.apart_rows.as<int32_t>();
-        for (int64_t place = 0; place < spec_.merged_patches; ++place)
-            for (int64_t row = 0; row < num_rows; ++row)
-                *apart++ = static_cast<int32_t>(row * spec_.merged_patches + place);
+        const int64_t places = spec_.pooled ? spec_.merged_patches : 1;
+        for (int64_t place = 0; place < places; ++place)
+            for (size_t i = static_cast<size_t>(place); i < patches.size(); i += static_cast<size_t>(places))
+                *apart++ = patches[i];
     }
     if (spec_.standardized) {
-        const int64_t num_rows = num_tokens / spec_.merged_patches;
         b.unit_squares = allocate_host(DType::float32, {num_rows, 1});
         std::fill_n(b.unit_squares.as<float>(), num_rows, 1.0f);
         b.pooled_offsets = allocate_host(activation, {num_rows, hidden_size_});
@@ -172,20 +183,20 @@ void Tower::place(DType activation, Batch& b) const {
     check.require(static_cast<bool>(b.position_rows) == (spec_.num_positions > 0),
                   "position_rows: of towers with learned positions, and there always");
     if (!b.position_rows) return;
-    check.tensor("position_rows", b.position_rows, {"num_tokens", "num_rows"}, DType::int32);
-    check.tensor("position_weights", b.position_weights, {"num_tokens", "num_rows"}, DType::float32);
-    const int64_t num_rows = check["num_rows"], size = hidden_size_;
+    check.tensor("position_rows", b.position_rows, {"num_tokens", "num_taps"}, DType::int32);
+    check.tensor("position_weights", b.position_weights, {"num_tokens", "num_taps"}, DType::float32);
+    const int64_t num_taps = check["num_taps"], size = hidden_size_;
     const auto* const rows = b.position_rows.as<const int32_t>();
     const auto* const weights = b.position_weights.as<const float>();
-    for (int64_t i = 0; i < num_tokens * num_rows; ++i)
-        check.require(rows[i] >= 0 && rows[i] < spec_.num_positions, "position_rows: ", rows[i],
-                      " is no row of the table, which has ", spec_.num_positions);
+    for (int64_t i = 0; i < num_tokens * num_taps; ++i)
+        check.require(rows[i] >= 0 && rows[i] < num_positions(), "position_rows: ", rows[i],
+                      " is no row of the table, which has ", num_positions());
     b.patch_positions = allocate_host(activation, {num_tokens, size});
     visit_floating(activation, [&]<class T>(T) {
         std::vector<float> sum(static_cast<size_t>(size));
         for (int64_t t = 0; t < num_tokens; ++t) {
             std::ranges::fill(sum, 0.0f);
-            for (int64_t i = t * num_rows; i < (t + 1) * num_rows; ++i) {
+            for (int64_t i = t * num_taps; i < (t + 1) * num_taps; ++i) {
                 const float* const row = positions_.as<const float>() + rows[i] * size;
                 for (int64_t j = 0; j < size; ++j) sum[static_cast<size_t>(j)] += weights[i] * row[j];
             }
@@ -197,11 +208,10 @@ void Tower::place(DType activation, Batch& b) const {
 // On a CPU it has memory of its own, since the caller may read it while the next step runs; a GPU copies it.
 template <class Tap>
 Tensor Tower::result(const Step<Tap>& s) const {
-    const int64_t num_rows = s.num_tokens() / spec_.merged_patches,
-                  columns = int64_t{spec_.num_levels()} * spec_.out_size();
+    const int64_t columns = int64_t{spec_.num_levels()} * spec_.out_size();
     if (s.backend.device().kind == DeviceKind::cpu)
-        return s.backend.allocate(s.x.dtype(), std::array{num_rows, columns});
-    return {beginning(s.view(result_), num_rows, columns), nullptr};
+        return s.backend.allocate(s.x.dtype(), std::array{num_rows(s), columns});
+    return {beginning(s.view(result_), num_rows(s), columns), nullptr};
 }
 
 template <class Tap>
@@ -217,10 +227,9 @@ void Tower::embed(const Step<Tap>& s) const {
 // A mean and its sum are normed alike, where eps is as many times larger as the square of the sum. What standardises a
 // mean is an RMSNorm whose mean square is said to be one, and so multiplies by its weight, and a sum.
 template <class Tap>
-TensorView Tower::pool(const Step<Tap>& s, const TensorView& x) const {
-    const int64_t num_rows = s.num_tokens() / spec_.merged_patches, k = spec_.merged_patches;
-    const TensorView apart = s.view(apart_), sums = beginning(s.normed, num_rows, hidden_size_);
-    ops::gather_rows(s.backend, {.x = x, .rows = s.batch.apart_rows, .out = apart});
+TensorView Tower::pool(const Step<Tap>& s, const TensorView& apart) const {
+    const int64_t num_rows = this->num_rows(s), k = spec_.merged_patches;
+    const TensorView sums = beginning(s.normed, num_rows, hidden_size_);
     ops::sum_parts(s.backend, {.parts = apart.reshape({k, num_rows * hidden_size_}),
                                .out = sums.reshape({num_rows * hidden_size_})});
     const TensorView weight = mergers_[0].norm.prepared;
@@ -280,9 +289,13 @@ void Tower::merge(const Step<Tap>& s, const VectorWeights& norm, const TensorVie
         ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = spec_.eps});
         s.tap_common(sites::final_norm, s.normed, s.normed);
     }
-    const TensorView left = spec_.norm ? s.normed : s.x;
-    const TensorView merged =
-        spec_.pooled ? pool(s, left) : left.reshape({s.num_tokens() / spec_.merged_patches, merged_size()});
+    TensorView left = spec_.norm ? s.normed : s.x;
+    if (s.batch.apart_rows) {
+        const TensorView apart = beginning(s.view(apart_), s.batch.apart_rows.shape(0), hidden_size_);
+        ops::gather_rows(s.backend, {.x = left, .rows = s.batch.apart_rows, .out = apart});
+        left = apart;
+    }
+    const TensorView merged = spec_.pooled ? pool(s, left) : left.reshape({num_rows(s), merged_size()});
     run(s, mergers_[0], 0, merged, result);
 }
 

@@ -49,9 +49,14 @@ private:
     };
     int64_t merged_size() const { return spec_.merged_patches * hidden_size_; }
     int64_t input_size() const { return spec_.pooled ? hidden_size_ : merged_size(); }
-    // The mean of neighbouring rows of x, [num_rows, hidden_size], normed.
+    int64_t num_positions() const { return spec_.num_positions + (spec_.class_token ? 1 : 0); }
     template <class Tap>
-    TensorView pool(const Step<Tap>& s, const TensorView& x) const;
+    int64_t num_rows(const Step<Tap>& s) const {
+        return spec_.num_rows(s.num_tokens(), s.batch.context_lens.shape(0));
+    }
+    // The mean of neighbouring patches, [num_rows, hidden_size], normed. apart: see Batch::apart_rows.
+    template <class Tap>
+    TensorView pool(const Step<Tap>& s, const TensorView& apart) const;
     template <class Tap>
     void run(const Step<Tap>& s, const Merger& merger, int level, const TensorView& x, const TensorView& result) const;
 
@@ -59,13 +64,14 @@ private:
     const int64_t hidden_size_;
     const float layer_eps_;        // of the norms of layers and of patches
     Buffer inner_[2];              // [num_tokens, enough for a linear of a merger], in turn
-    Buffer apart_;                 // [num_tokens, hidden_size]: patches by their places in a row, where there is a mean
+    Buffer apart_;                 // [num_tokens, hidden_size]: the patches of Batch::apart_rows
     Buffer result_;                // [num_tokens, what is enough for the result]
     LinearWeights patches_;        // [hidden_size, patch_dim]
     VectorWeights patch_norm_;     // [hidden_size]
     VectorWeights table_;          // [num_positions, hidden_size]
+    VectorWeights class_;          // [hidden_size]
     VectorWeights scale_, bias_;   // [hidden_size]: that standardise means; scale_ is prepared for their sums
-    Tensor positions_;             // the table, float32 in host memory
+    Tensor positions_;             // the table, and behind it the class token, float32 in host memory
     Tensor offsets_;               // [hidden_size]: -bias * scale, float32 in host memory
     std::vector<Merger> mergers_;  // [num_levels]: of the result, then of each level
 };

@@ -2,6 +2,7 @@
 // model of texts. Math and weights are in tower.h.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "core/activation.h"
@@ -38,7 +39,10 @@ struct TowerSpec {
     bool patch_norm = false;  // a norm of what embeds patches takes its place
     bool norm_first = false;  // positions are added behind this norm, and not before it
     int num_positions = 0;    // rows of the table of learned positions; 0: there are none
-    bool norm = true;         // there is a norm behind the layers
+    // The last token of a sequence is no patch, but one that sees all patches, and no row is made of it. A vector of
+    // the model is one more row of the table of positions, and all that it is made of.
+    bool class_token = false;
+    bool norm = true;  // there is a norm behind the layers
     // A row of the result is made of so many neighbouring patches: of all their numbers, or of their mean.
     int merged_patches = 1;
     bool pooled = false;  // of their mean, behind RMSNorm
@@ -52,6 +56,10 @@ struct TowerSpec {
     std::vector<int> levels;           // layers whose results are merged, too, by weights of their own: see ModelSpec
 
     int num_levels() const { return 1 + static_cast<int>(levels.size()); }
+    // Rows of the result of so many tokens of so many sequences.
+    int64_t num_rows(int64_t num_tokens, int64_t num_seqs) const {
+        return (num_tokens - (class_token ? num_seqs : 0)) / merged_patches;
+    }
     int out_size() const { return merger.back().size; }  // of a level of a row: hidden_size of the model of texts
     void check(const ModelSpec& model) const;            // ConfigError: sizes that contradict each other
 
@@ -63,6 +71,8 @@ struct TowerSpec {
         f("patch_norm", &TowerSpec::patch_norm, "A norm of what embeds patches takes its place.");
         f("norm_first", &TowerSpec::norm_first, "Positions are added behind this norm, and not before it.");
         f("num_positions", &TowerSpec::num_positions, "Rows of the table of learned positions; 0: there are none.");
+        f("class_token", &TowerSpec::class_token,
+          "The last token of a sequence is a vector of the model, of which no row is made.");
         f("norm", &TowerSpec::norm, "There is a norm behind the layers.");
         f("merged_patches", &TowerSpec::merged_patches, "Neighbouring patches that become one row of the result.");
         f("pooled", &TowerSpec::pooled, "It is made of their mean, behind RMSNorm, and not of all their numbers.");

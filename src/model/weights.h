@@ -4,16 +4,11 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "ops/backend.h"
 
 namespace infinilm {
-
-// A linear, made of one checkpoint tensor or of several that are joined.
-struct LinearWeights {
-    std::shared_ptr<PreparedLinear> prepared;  // absent until all of its tensors are loaded
-    size_t first_row = 0, end_row = 0;         // of the table: its weights and biases, by which adapters know it
-};
 
 // A vector, such as that of a norm.
 struct VectorWeights {
@@ -21,6 +16,25 @@ struct VectorWeights {
     Tensor prepared;      // as ops want it
     // Prepares the vector once all tensors are loaded. It returns an absent tensor where there is nothing to prepare.
     std::function<Tensor(Backend&, const VectorWeights&)> make = {};
+};
+
+// Bounds of what one of the tensors of a linear reads and of what it gives: input_min, input_max, output_min,
+// output_max.
+struct Clip {
+    struct Bounds {
+        float low, high;
+        bool operator==(const Bounds&) const = default;
+    };
+    int64_t outputs = 0;       // of the tensor
+    VectorWeights loaded[4];   // numbers, which the host reads
+    Bounds input{}, output{};  // once they are prepared
+};
+
+// A linear, made of one checkpoint tensor or of several that are joined.
+struct LinearWeights {
+    std::shared_ptr<PreparedLinear> prepared;  // absent until all of its tensors are loaded
+    size_t first_row = 0, end_row = 0;         // of the table: its weights and biases, by which adapters know it
+    std::vector<Clip> clips = {};              // of each tensor, where the model's linears clip; else none
 };
 
 }  // namespace infinilm

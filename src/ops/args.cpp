@@ -80,6 +80,18 @@ ActMulArgs act_mul_args(const ActMulParams& p) {
             .type = element(p.out.dtype())};
 }
 
+ClipArgs clip_args(const ClipParams& p) {
+    return {.x = p.x.data(),
+            .out = p.out.data(),
+            .x_stride = p.x.stride(0),
+            .out_stride = p.out.stride(0),
+            .num_rows = count(p.x.shape(0)),
+            .n = count(p.x.shape(1)),
+            .low = p.low,
+            .high = p.high,
+            .type = element(p.x.dtype())};
+}
+
 SoftCapArgs soft_cap_args(const SoftCapParams& p) {
     return {.x = p.x.as<float>(),
             .x_stride = p.x.stride(0),
@@ -145,6 +157,7 @@ AttentionArgs attention_args(const AttentionParams& p) {
         .cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>(),
         .context_lens = p.context_lens.as<const int32_t>(),
         .sinks = p.sinks.as<const float>(),
+        .two_way_seqs = p.two_way_seqs.as<const int32_t>(),
         .position_bias = p.position_bias ? p.position_bias.as<const float>() + p.position_bias.shape(1) / 2 : nullptr,
         .out = p.out.data(),
         .q_stride = p.q.stride(0),

@@ -15,6 +15,7 @@ NormArgs norm_args(const RmsNormParams& p);
 NormArgs norm_args(const MeanSquareParams& p);
 NormArgs norm_args(const AddRmsNormParams& p);
 ActMulArgs act_mul_args(const ActMulParams& p);
+ClipArgs clip_args(const ClipParams& p);
 SoftCapArgs soft_cap_args(const SoftCapParams& p);
 CombineArgs combine_args(const ExpertsParams& p, const int32_t* part_of);  // part_of: see CombineArgs
 QkNormRopeStoreArgs rope_store_args(const RopeStoreParams& p);

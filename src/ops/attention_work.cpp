@@ -26,7 +26,8 @@ public:
           group_(layer.heads.group()),
           window_(layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int>::max()),
           chunked_(layer.chunked),
-          two_way_(layer.two_way) {
+          two_way_(layer.two_way),
+          spans_(layer.spans ? lengths.two_way_seqs : nullptr) {
         const AttentionHeads& heads = layer.heads;
         const int most_rows = most_decode_rows(heads, num_sms);
         for (int32_t seq = 0; seq < lengths.num_seqs; ++seq) {
@@ -66,12 +67,13 @@ private:
         return longest * num_sms <= 2 * cut * heads.num_kv_heads ? attention_tile_rows : all;
     }
     // As Rows of cuda/attention/attention.cuh: a row sees keys [end - window, end), or those of its chunk, or all, and
-    // two-way as many of those behind.
+    // two-way as many of those behind, or where the sequence says so, all of them.
     Tile make_tile(int32_t seq, int32_t row0, int rows) const {
         const int first_position = context_lens_[seq] - num_rows(seq) / group_;
         const int first_end = first_position + row0 / group_ + 1;
         const int64_t last_end = int64_t{first_position} + (row0 + rows - 1) / group_ + (two_way_ ? window_ : 1);
-        const int end = static_cast<int>(std::min<int64_t>(last_end, context_lens_[seq]));
+        const int end = spans_ && spans_[seq] != 0 ? context_lens_[seq]
+                                                   : static_cast<int>(std::min<int64_t>(last_end, context_lens_[seq]));
         const int begin = chunked_ ? (first_end - 1) / window_ * window_ : std::max(0, first_end - window_);
         return {seq, row0, rows, (end + attention_chunk - 1) / attention_chunk - begin / attention_chunk};
     }
@@ -80,6 +82,7 @@ private:
     const int32_t* const context_lens_;  // [num_seqs]
     const int group_, window_;
     const bool chunked_, two_way_;
+    const int32_t* const spans_;  // [num_seqs] or null
 };
 
 int rounds(const Tile& tile, int width) { return (tile.chunks + width - 1) / width; }

@@ -62,8 +62,10 @@ struct AttentionLayer {
     AttentionHeads heads = {};
     bool chunked = false;  // see AttentionParams
     bool two_way = false;  // the same
+    bool spans = true;     // sequences of two_way_seqs see all keys behind, too
     bool operator==(const AttentionLayer& o) const {
-        return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked && two_way == o.two_way;
+        return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked && two_way == o.two_way &&
+               spans == o.spans;
     }
 };
 
@@ -96,6 +98,7 @@ struct AttentionLengths {
     const int32_t* context_lens;  // [num_seqs]
     // The same for layers with a window, where their sequences are others; null: they are not.
     const int32_t* window_lens = nullptr;
+    const int32_t* two_way_seqs = nullptr;  // [num_seqs] or null: see AttentionParams
 };
 
 // The list of the layers that share one, as far as the host needs it to launch their kernels.

@@ -434,6 +434,13 @@ struct GatedNormParams {
     float gate_multiplier = 1;
 };
 
+// out = min(max(x, low), high), rounded as x is; NaN stays.
+struct ClipParams {
+    TensorView x;    // [num_rows, n] activation; rows may be strided, as those of out
+    TensorView out;  // [num_rows, n] activation; may be x
+    float low, high;
+};
+
 // out = parts[0] + parts[1] + .., in that order in float32, rounded once: what an all_reduce in rank order does once it
 // has everybody's part.
 struct SumPartsParams {
@@ -583,6 +590,7 @@ public:
     virtual void paged_attention(const AttentionParams&) = 0;
     virtual void choose_keys(const ChooseKeysParams&) = 0;
     virtual void act_mul(const ActMulParams&) = 0;
+    virtual void clip(const ClipParams&) = 0;
     virtual void soft_cap(const SoftCapParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
     virtual void update_step(const UpdateStepParams&);  // unless it says otherwise, in memory of the host

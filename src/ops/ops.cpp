@@ -338,6 +338,13 @@ void act_mul(Backend& backend, const ActMulParams& p) {
     backend.act_mul(p);
 }
 
+void clip(Backend& backend, const ClipParams& p) {
+    OpCheck check("clip", backend);
+    check.tensor("x", p.x, {"num_rows", "n"}, check.activation);
+    check.tensor("out", p.out, {"num_rows", "n"}, check.activation);
+    backend.clip(p);
+}
+
 void soft_cap(Backend& backend, const SoftCapParams& p) {
     OpCheck check("soft_cap", backend);
     check.tensor("x", p.x, {"num_rows", "n"}, DType::float32);

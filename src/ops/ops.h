@@ -19,6 +19,7 @@ void qk_norm_rope_store_kv(Backend&, const RopeStoreParams&);
 void paged_attention(Backend&, const AttentionParams&);
 void choose_keys(Backend&, const ChooseKeysParams&);
 void act_mul(Backend&, const ActMulParams&);
+void clip(Backend&, const ClipParams&);
 void soft_cap(Backend&, const SoftCapParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
 void update_step(Backend&, const UpdateStepParams&);

@@ -87,6 +87,9 @@ void TimedBackend::choose_keys(const ChooseKeysParams& p) {
 void TimedBackend::act_mul(const ActMulParams& p) {
     timed("other", [&] { inner_.act_mul(p); });
 }
+void TimedBackend::clip(const ClipParams& p) {
+    timed("other", [&] { inner_.clip(p); });
+}
 void TimedBackend::soft_cap(const SoftCapParams& p) {
     timed("other", [&] { inner_.soft_cap(p); });
 }

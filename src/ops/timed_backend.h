@@ -53,6 +53,7 @@ public:
     void paged_attention(const AttentionParams& p) override;
     void choose_keys(const ChooseKeysParams& p) override;
     void act_mul(const ActMulParams& p) override;
+    void clip(const ClipParams& p) override;
     void soft_cap(const SoftCapParams& p) override;
     void gather_rows(const GatherRowsParams& p) override;
     void update_step(const UpdateStepParams& p) override;

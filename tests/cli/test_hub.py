@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from gguf_files.conversion import convert
+from gguf_files.test_projectors import files_of
 from goldens import golden
 from hub_server import Hub, running_hub
 from huggingface_hub import constants
 from llm import tiny
 from lora.adapters import make_adapter
 from ports import free_port
+from vision import make_model
 
 from cli.support import run
 from infinilm import LLM, hub as infinilm_hub, plan_memory
@@ -43,7 +45,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> object:
 
 @pytest.mark.parametrize(
     "source",
-    ["llama-sharded", "llama-llama3-rope-tied", "w8a16", "GGUF"],
+    ["llama-sharded", "llama-llama3-rope-tied", "w8a16", "GGUF", "tower", "GGUF with a tower"],
 )
 @pytest.mark.parametrize("revision", [(), ("--revision", "v2")], ids=["main", "v2"])
 def test_plan_and_info_read_headers_alone(
@@ -57,6 +59,14 @@ def test_plan_and_info_read_headers_alone(
         path = here / "fox-F32.gguf"
         convert(golden("llama-llama3-rope-tied")).write(path)
         name = "org/name:F32"
+    elif source == "tower":
+        make_model(here, "idefics3")
+    elif source == "GGUF with a tower":
+        text, tower = files_of("idefics3")[1:]
+        here.mkdir(parents=True)
+        path = text.write(here / "fox-F32.gguf")
+        tower.write(here / "mmproj-fox-BF16.gguf")
+        name = "org/name:F32"
     elif source == "w8a16":
         quantise_model("demo", here, source)
     else:
@@ -64,6 +74,7 @@ def test_plan_and_info_read_headers_alone(
     for command in ("plan", "info"):
         of_hub, local = (json.dumps(shown(capsys, command, model)) for model in (name, path))
         assert of_hub == local.replace(str(path), name)
+        assert ('"tower": null' not in of_hub) == ("tower" in source)
     for file in here.rglob("*"):
         if file.suffix in (".safetensors", ".gguf"):
             assert not any(r.startswith("GET") and file.name in r and "bytes=" not in r for r in hub.requests)

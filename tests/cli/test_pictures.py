@@ -95,3 +95,44 @@ def test_pictures_without_a_place(
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     assert run("chat", "-m", folder, *of_images(files[:1]), *GREEDY) == 2
     assert "--image: give the question about it, too" in capsys.readouterr().err
+
+
+def test_a_tower_in_a_file_of_its_own(
+    folder: Path, files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--mmproj` names it, and plan and info tell of it; without one the question is refused."""
+    pytest.importorskip("gguf")
+    from gguf_files.test_projectors import files_of
+
+    text, tower = files_of(NAME)[1:]
+    model, projector = text.write(tmp_path / "model.gguf"), tower.write(tmp_path / "tower.gguf")
+    asked = ("--tokenizer", folder, "--chat-template", TEMPLATE, *of_images(files), *GREEDY, "w5")
+    assert run("chat", "-m", folder, *of_images(files), *GREEDY, "w5") == 0
+    expected = capsys.readouterr().out
+    assert run("chat", "-m", model, "--mmproj", projector, *asked) == 0
+    assert capsys.readouterr().out == expected
+    assert run("chat", "-m", model, *asked) == 2
+    assert "there is no mmproj file" in capsys.readouterr().err
+    assert run("chat", "-m", model, "--mmproj", model, *asked) == 2
+    assert "general.type is" in capsys.readouterr().err
+    for command in ("plan", "info"):
+        for given, told in (((), False), (("--mmproj", projector), True)):
+            assert run(command, model, *given, "--kv-cache", "1MiB") == 0
+            out = capsys.readouterr().out
+            assert ("pictures are read, by a tower of" in out and "in tower.gguf: up to" in out) == told
+
+
+def test_receipts_of_pictures(
+    folder: Path, files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    receipt = tmp_path / "receipt.json"
+    prompt = f"w4 {PLACE} w6 {PLACE} w7"
+    assert run("generate", "-m", folder, *of_images(files), *GREEDY, "--receipt", receipt, prompt) == 0
+    verify = ("verify", receipt, "-m", folder, "--dtype", "float32", "--quiet")
+    capsys.readouterr()
+    assert run(*verify, *of_images(files[::-1])) == 0
+    assert capsys.readouterr().out == f"{receipt}: equal\n"
+    assert run(*verify, *of_images(files[:1])) == 1
+    assert "incomparable" in (out := capsys.readouterr().out) and "picture 1 of its prompt is missing" in out
+    assert run(*verify, "--image", tmp_path / "absent.png") == 2
+    assert "there is no file" in capsys.readouterr().err

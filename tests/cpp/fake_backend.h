@@ -58,6 +58,7 @@ public:
     void qk_norm_rope_store_kv(const RopeStoreParams&) override { unused(); }
     void paged_attention(const AttentionParams&) override { unused(); }
     void act_mul(const ActMulParams&) override { unused(); }
+    void clip(const ClipParams&) override { unused(); }
     void soft_cap(const SoftCapParams&) override { unused(); }
     void gather_rows(const GatherRowsParams&) override { unused(); }
     void find_best(const FindBestParams&) override { unused(); }

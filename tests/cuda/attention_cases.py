@@ -76,16 +76,18 @@ def list_work(
     value_dim: int = 0,
     chunked: bool = False,
     two_way: bool = False,
+    spans: Sequence[bool] = (),
 ) -> Work:
-    """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`."""
+    """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`; spans: see `Case`."""
     capacity = 1 + sum(contexts) * heads[0] + 2 * len(contexts)
     array, known, lengths = np.empty((capacity, 4), np.int32), np.empty(2, np.int64), np.array(contexts, np.int32)
     listing, pointers = gpu.lib.attention_list, [ctypes.c_void_p(a.ctypes.data) for a in (edges, lengths, array, known)]
+    flags = np.array(spans, np.int32)
     listing.restype = ctypes.c_int64
     room = ctypes.c_int64(4 * row_floats(head_dim) * num_rows)
     count = listing(
         len(contexts), *pointers[:2], *heads, head_dim, value_dim or head_dim, window, int(chunked), int(two_way),
-        num_sms, room,
+        ctypes.c_void_p(flags.ctypes.data) if len(flags) else None, num_sms, room,
         pointers[2], ctypes.c_int64(capacity), pointers[3],
     )  # fmt: skip
     assert count == 1 + known.sum(), (count, known)
@@ -95,7 +97,8 @@ def list_work(
         queries = int(edges[seq + 1] - edges[seq])
         last = min(row0 + 16, queries * group) - 1
         first = contexts[seq] - queries + 1 + row0 // group
-        ahead = 0 if not two_way else window - 1 if window else contexts[seq]
+        sees_all = (two_way and not window) or (len(flags) > 0 and flags[seq])
+        ahead = contexts[seq] if sees_all else window - 1 if two_way else 0
         end = min(contexts[seq], contexts[seq] - queries + 1 + last // group + ahead)
         chunks = -(-end // CHUNK) - first_key(first, window, chunked) // CHUNK
         used = max(used, int(slot) + chunks * (last + 1 - row0) * heads[1])
@@ -121,6 +124,7 @@ class Case:
     chunked: bool = False  # the window does not slide
     two_way: bool = False  # keys behind a query's position are seen, too
     position_bias: bool = False
+    spans: tuple[bool, ...] = ()  # sequences whose queries see all keys behind them
 
     @property
     def out_dim(self) -> int:
@@ -188,13 +192,15 @@ class Problem:
         guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
         out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
         shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.out_dim, case.chunked, case.two_way
-        work = list_work(gpu, edges, contexts, *shape)
+        spans = [case.spans[s] for s, _, _ in parts] if case.spans else []
+        work = list_work(gpu, edges, contexts, *shape, spans)
         rows = np.full((max(work.num_rows, 1), row_floats(case.head_dim)), -1, np.int32)  # NaN
         rows[:, -2] = 0  # where blocks are counted
         workspace = gpu.upload(rows)
         arrays = q, self.table[[s for s, _, _ in parts]], edges, np.array(contexts, np.int32), work.array
         inputs = [gpu.upload(a) for a in arrays]
-        sinks, bias = (None if a is None else gpu.upload(a) for a in (self.sinks, self.bias))
+        flags = np.array(spans, np.int32) if spans else None
+        sinks, bias, flags = (None if a is None else gpu.upload(a) for a in (self.sinks, self.bias, flags))
         distances = 0 if self.bias is None else self.bias.shape[1]
         centre = None if bias is None else Buffer(bias.pointer + distances // 2 * 4, (), bias.dtype)
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
@@ -202,12 +208,12 @@ class Problem:
             "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
-            float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks, centre, distances,
+            float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks, flags, centre, distances,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, out_width:] == guard).all(), "wrote outside of out"
         assert not gpu.download(workspace)[:, -2].any(), "a counter was left behind"
-        for buffer in (out, workspace, *inputs, *(b for b in (sinks, bias) if b is not None)):
+        for buffer in (out, workspace, *inputs, *(b for b in (sinks, bias, flags) if b is not None)):
             gpu.free(buffer)
         values = got[1:-1, :out_width].view(np.float32) if kind == "f32" else got[1:-1, :out_width]
         return np.split(values.reshape(-1, heads, case.out_dim), edges[1:-1])
@@ -219,12 +225,13 @@ class Problem:
         their errors average to no more than the rounding of out by norm. The rest are float32 sums, as in tests/ops.
         """
         case, unit = self.case, UNIT[self.case.kind]
-        for bits, q, k, v in zip(got, self.q, self.k, self.v, strict=True):
+        spans = case.spans or (False,) * len(got)
+        for bits, q, k, v, span in zip(got, self.q, self.k, self.v, spans, strict=True):
             if len(q) == 0:
                 continue
             inputs = [_load(x, case.kind) for x in (q, k)]
             sinks, bias = (None if a is None else a.astype(F64) for a in (self.sinks, self.bias))
-            scalars = self.scale, case.window, case.score_cap, sinks, case.chunked, case.two_way, bias
+            scalars = self.scale, case.window, case.score_cap, sinks, case.chunked, case.two_way, bias, span
             want, magnitude = oracle.attention(*inputs, _load(v, case.kind), *scalars)
             rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), *scalars)[0]
             sums = 8 * 2.0**-24 * (1 + (case.head_dim + len(k)) ** 0.5) * magnitude
@@ -260,9 +267,16 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, 
     same(whole[::-1], "backwards, by many blocks", num_sms=200, spare=3)
     if problem.case.two_way:
         return  # a part of a text would see that part alone
-    edges = [sorted({0, n, *(round(c * n) for c in cuts)}) for _, n in problem.case.sequences]
+    spans = problem.case.spans or (False,) * len(whole)
+    edges = [
+        sorted({0, n, *(round(c * n) for c in cuts if not span)})
+        for (_, n), span in zip(problem.case.sequences, spans, strict=True)
+    ]
     same([(s, *pair) for s, e in enumerate(edges) for pair in itertools.pairwise(e)], f"cut at {edges}")
-    single = [(s, i, i + 1) for s, _, n in whole for i in {0, n // 2, *range(max(0, n - 5), n)} if i < n]
+    # The end of a span alone sees what it saw with all of it.
+    single = [
+        (s, i, n if spans[s] else i + 1) for s, _, n in whole for i in {0, n // 2, *range(max(0, n - 5), n)} if i < n
+    ]
     same(single, "token by token")
     same(single[::-1], "token by token, not cut", num_rows=0)
     same(single, "token by token, some cut", num_rows=40, num_sms=200)

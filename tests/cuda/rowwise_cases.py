@@ -365,6 +365,27 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
                 assert_close(out.get(), want, kind, 1, scale=1e-28 + np.abs(want) * (1 + exponent))
 
 
+def clip(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Columns between others, in place or not; bounds are rounded as what they bound."""
+    for shape in shapes:
+        rows, width, pad = shape["rows"], shape["width"], shape["pad"]
+        for kind in KINDS:
+            x, exact = _stored(shape["seed"], kind, rows, width, scale=shape["scale"])
+            x[0, 0] = encode(np.float32(np.nan), kind)
+            dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
+            low, high = np.float32(-0.3 * shape["scale"]), np.float32(0.7 * shape["scale"])
+            for to in (out, dx):
+                gpu.call(
+                    "clip_rows", dx.pointer, _long(dx.stride), to.pointer, _long(to.stride), rows, width, float(low),
+                    float(high), KINDS.index(kind),
+                )  # fmt: skip
+                got = to.get()
+                assert np.isnan(decode(got[0, :1], kind)).all()
+                want = encode(np.clip(exact.astype(np.float32), low, high), kind)
+                want[0, 0] = got[0, 0]
+                assert_bitwise(got, want)
+
+
 def soft_cap(gpu: Gpu, shapes: list[Shape]) -> None:
     """In place; of any number of columns."""
     for shape in shapes:

@@ -48,15 +48,19 @@ def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 
     rows = max(most_rows * 64 // max(head_dim, 64) // heads[1], 1)
     window = draw(st.sampled_from((0, 0, 1, 7, 130)))
     chunked = window > 0 and draw(st.booleans())
+    two_way = not chunked and draw(st.booleans())
+    own = draw(sequences(rows, heads[0] // heads[1]))
+    has_spans = not chunked and not two_way and draw(st.booleans())
     case = Case(
         kind=draw(st.sampled_from(kinds)),
         heads=heads,
         head_dim=head_dim,
-        sequences=draw(sequences(rows, heads[0] // heads[1])),
+        sequences=own,
+        spans=draw(st.tuples(*[st.booleans()] * len(own))) if has_spans else (),
         block_size=draw(st.sampled_from((4, 8, 16, 37, 64, 0))),
         window=window,
         chunked=chunked,
-        two_way=not chunked and draw(st.booleans()),
+        two_way=two_way,
         position_bias=draw(st.booleans()),
         pad=draw(st.sampled_from((0, 8, 40))),
         score_cap=draw(st.sampled_from((0.0, 0.0, 0.5, 50.0))),
@@ -123,6 +127,18 @@ def test_two_ways(emulate: Run, kind: str, head_dim: int, window: int, position_
     """Whole texts, and ends of texts, whose rows see what is behind them: one chunk and several, all kernels."""
     sequences = ((300, 300), (5, 5), (400, 3), (129, 70), (1, 1))
     case = Case(kind, (3, 1), head_dim, sequences, 16, window, 8, two_way=True, position_bias=position_bias)
+    check(emulate, dataclasses.asdict(case), cuts=[0.5], schedule="random:1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "head_dim", "window"),
+    [("bf16", 64, 0), ("f16", 128, 65), ("bf16", 256, 7), ("f32", 40, 65), ("bf16", 320, 200), ("f16", 24, 0)],
+)
+def test_spans(emulate: Run, kind: str, head_dim: int, window: int) -> None:
+    """Sequences whose queries see each other both ways, as tokens of a picture, beside others: all kernels."""
+    sequences = ((300, 300), (5, 5), (400, 3), (270, 140), (300, 40), (1, 1))
+    spans = (True, False, True, True, False, True)
+    case = Case(kind, (3, 1), head_dim, sequences, 16, window, 8, spans=spans)
     check(emulate, dataclasses.asdict(case), cuts=[0.5], schedule="random:1")
 
 

@@ -211,7 +211,16 @@ def test_encoders(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("qwen2-5-vl", "float32"), ("glm4v", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("qwen2-5-vl", "float32"),
+        ("glm4v", "bfloat16"),
+        ("gemma4", "float32"),
+        ("gemma4-e2b", "float32"),
+        ("llama4", "bfloat16"),
+    ],
+)
 def test_towers(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:tower", name=name, dtype=dtype, folder=str(tmp_path))
     assert outcome.ok, outcome.text

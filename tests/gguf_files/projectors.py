@@ -24,6 +24,8 @@ KINDS = {
     "idefics3": (FAMILIES["smolvlm"], "idefics3", "gelu"),
     "mistral3": (FAMILIES["mistral3"], "pixtral", "silu"),
     "qwen3-vl": (FAMILIES["qwen3-vl"], "qwen3vl_merger", "gelu"),
+    "qwen2-vl": (FAMILIES["qwen2-vl"], "qwen2vl_merger", ""),
+    "qwen2-5-vl": (FAMILIES["qwen2-vl"], "qwen2.5vl_merger", "silu"),
 }
 _QWEN_MODULES = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
 _LEVEL_MODULES = {"linear_fc1": "fc1", "linear_fc2": "fc2", "norm": "norm"}
@@ -46,18 +48,21 @@ def write_projector(folder: Path, name: str) -> File:
 
     config = json.loads((folder / "config.json").read_text())
     settings = json.loads((folder / "preprocessor_config.json").read_text())
-    vision, text, (_, kind, act) = config["vision_config"], config["text_config"], KINDS[name]
+    vision, text, (_, kind, act) = config["vision_config"], config.get("text_config", config), KINDS[name]
+    hidden_size, inner_size = vision["hidden_size"], vision.get("intermediate_size")
+    if kind == "qwen2vl_merger":  # as the converter has it
+        hidden_size, inner_size = vision["embed_dim"], vision["hidden_size"]
     num_layers = vision.get("num_hidden_layers", vision.get("depth"))
     metadata: dict[str, Any] = {
         "general.architecture": "clip",
         "general.type": "mmproj",
         "clip.has_vision_encoder": True,
         "clip.projector_type": kind,
-        f"clip.use_{act}": True,
+        **({f"clip.use_{act}": True} if act else {}),
         gguf.Keys.ClipVision.PROJECTION_DIM: text["hidden_size"],
         gguf.Keys.ClipVision.PATCH_SIZE: vision["patch_size"],
-        gguf.Keys.ClipVision.EMBEDDING_LENGTH: vision["hidden_size"],
-        gguf.Keys.ClipVision.FEED_FORWARD_LENGTH: vision["intermediate_size"],
+        gguf.Keys.ClipVision.EMBEDDING_LENGTH: hidden_size,
+        gguf.Keys.ClipVision.FEED_FORWARD_LENGTH: inner_size,
         gguf.Keys.ClipVision.BLOCK_COUNT: num_layers,
         gguf.Keys.ClipVision.Attention.HEAD_COUNT: vision.get("num_attention_heads", vision.get("num_heads")),
         gguf.Keys.ClipVision.Attention.LAYERNORM_EPS: 1e-5 if kind == "pixtral" else 1e-6,
@@ -74,6 +79,13 @@ def write_projector(folder: Path, name: str) -> File:
         metadata["clip.vision.preproc_image_size"] = settings["size"]["longest_edge"]
     else:
         metadata["clip.vision.spatial_merge_size"] = config.get("spatial_merge_size", vision.get("spatial_merge_size"))
+    if kind in ("qwen2vl_merger", "qwen2.5vl_merger"):
+        del metadata["clip.vision.spatial_merge_size"]
+        metadata["clip.vision.image_min_pixels"] = settings["min_pixels"]
+        metadata["clip.vision.image_max_pixels"] = settings["max_pixels"]
+    if kind == "qwen2.5vl_merger":
+        metadata[gguf.Keys.ClipVision.N_WA_PATTERN] = vision["fullatt_block_indexes"][0] + 1
+        metadata["clip.vision.window_size"] = vision["window_size"]  # of published models it is 112, and not written
     if kind == "qwen3vl_merger":
         levels = vision["deepstack_visual_indexes"]
         metadata["clip.vision.is_deepstack_layers"] = [i in levels for i in range(num_layers)]
@@ -99,7 +111,11 @@ def _named(name: str, array: Array, vision: dict[str, Any], names: Any) -> Itera
         yield "v.patch_embd.weight", array[:, :, 0]
         yield "v.patch_embd.weight.1", array[:, :, 1]
         return
-    if name.startswith("visual.merger."):
+    if ".attn.qkv." in name and "deepstack_visual_indexes" not in vision:
+        for part, own in zip("qkv", np.split(array, 3), strict=True):
+            yield f"v.blk.{name.split('.')[2]}.attn_{part}.{name.rpartition('.')[2]}", own
+        return
+    if name.startswith("visual.merger.") and "deepstack_visual_indexes" in vision:
         module, kind = name.removeprefix("visual.merger.").split(".")
         yield f"{_QWEN_MODULES[module]}.{kind}", array
         return
@@ -110,7 +126,7 @@ def _named(name: str, array: Array, vision: dict[str, Any], names: Any) -> Itera
     name = name.replace("mm_input_projection_weight", "mm_input_projection.weight")
     if name.endswith("mm_soft_emb_norm.weight"):
         array = array + np.float32(1)
-    if vision["model_type"] == "pixtral" and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if vision.get("model_type") == "pixtral" and name.endswith(("q_proj.weight", "k_proj.weight")):
         array = interleave(array, vision["head_dim"])
     suffixes = (".weight", ".bias")
     published = name.replace("vision_tower.e", "vision_tower.vision_model.e")  # the names of published checkpoints

@@ -68,8 +68,8 @@ def _swapped(tensors: dict[str, Stored]) -> dict[str, Stored]:
     return {".".join(names.get(part, part) for part in name.split(".")): tensor for name, tensor in tensors.items()}
 
 
-def test_files_of_older_converters(tmp_path: Path) -> None:
-    name = "idefics3"
+@pytest.mark.parametrize("name", ["idefics3", "qwen2-vl"])
+def test_files_of_older_converters(name: str, tmp_path: Path) -> None:
     source, text, projector = files_of(name)
     path = text.write(tmp_path / "model.gguf")
     older = File(projector.metadata, _swapped(dict(projector.tensors))).write(tmp_path / "tower.gguf")

@@ -10,12 +10,18 @@ import pytest
 from hypothesis import example, given, strategies as st
 from vision import ENTRIES, expected_of, pictures_of
 
-from infinilm.config.towers import TowerConfig
+from infinilm.config.towers import TOWERS, TowerConfig
 from infinilm.errors import ConfigError, RequestError
 from infinilm.images.processor import ImageProcessor, merge_order
-from infinilm.images.sizes import AreaRule, EdgeRule, TileRule, smart_size
+from infinilm.images.sizes import RULES, AreaRule, CanvasRule, EdgeRule, TileRule, smart_size
+from infinilm.requests.placeholders import TEXTS
 
 SETTINGS: dict[str, Any] = ENTRIES["qwen3-vl"]["preprocessor"]
+
+
+def test_rows_name_rules_that_are_there() -> None:
+    assert {family.resize for family in TOWERS.values()} == set(RULES)
+    assert {family.text for family in TOWERS.values()} == {"plain", *TEXTS}
 
 
 def make(settings: dict[str, Any] = SETTINGS, max_pixels: int = 1 << 20) -> ImageProcessor:
@@ -214,9 +220,35 @@ def test_tiles_are_squares_and_cover_the_picture(
     assert limited.longest <= 2 * tile
 
 
+@given(
+    height=st.integers(1, 5000),
+    width=st.integers(1, 5000),
+    most=st.sampled_from((1, 4, 16)),
+    enlarges=st.booleans(),
+)
+@example(height=1, width=5000, most=16, enlarges=False)
+def test_canvases_hold_the_picture(height: int, width: int, most: int, enlarges: bool) -> None:
+    """It is as large as fits, keeps its ratio as far as whole pixels do, and is enlarged to one tile at most."""
+    settings = {"size": {"height": 336, "width": 336}, "max_patches": most, "resize_to_max_canvas": enlarges}
+    rule = CanvasRule.from_settings(settings, 336, 1 << 30)
+    made = rule.resized(height, width, "a picture")
+    (size,), canvas, tiles = made.sizes, made.canvas, made.tiles
+    assert canvas is not None and made.tile == (336, 336) and made.num_tiles <= most + 1
+    assert canvas == (336 * max(tiles[0], 1), 336 * max(tiles[1], 1))
+    assert all(1 <= side <= room for side, room in zip(size, canvas, strict=True))
+    scale = min(size[0] + 1, canvas[0]) / height, min(size[1] + 1, canvas[1]) / width
+    assert min(scale) * max(height, width) >= max(size) - 2 or min(size) == 1
+    if not enlarges:
+        assert size[0] <= max(height, 336) and size[1] <= max(width, 336)
+    limited = CanvasRule.from_settings(settings, 336, 2 * 336**2).resized(height, width, "a picture")
+    assert limited.num_tiles <= 3
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "told"),
     [
+        ("llama4", {"size": {"height": 336, "width": 336}}, "24 x 24 pixels"),
+        ("llama4", {"max_patches": 0}, "max_patches must be a positive number"),
         ("gemma3", {"size": {"height": 224, "width": 224}}, "36 x 36 pixels"),
         ("gemma3", {"do_pan_and_scan": True}, "do_pan_and_scan"),
         ("mistral3", {"size": {"shortest_edge": 3}}, "longest_edge"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import subprocess
@@ -16,13 +18,16 @@ from cli.support import run
 from goldens import golden
 from hypothesis import given, settings, strategies as st
 from lora.adapters import make_adapter
+from PIL import Image
 from speculation.test_requests import KINDS, PROMPTS
+from vision import pictures_of, tokenizer_of
 
 import infinilm
-from infinilm import LLM, HookRegistry, Receipt, ReceiptError, RequestLimits, Verdict
+from infinilm import LLM, HookRegistry, Receipt, ReceiptError, RequestError, RequestLimits, Verdict
 from infinilm.scheduling.drafting import MAX_REPLAYED_TOKENS
 from infinilm.scheduling.states import NUM_LOG_ROWS
 from llm import tiny
+from llm.test_vision import TEMPLATE as VISION_TEMPLATE, load as load_vision, prompt as vision_prompt
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,78 @@ def receipt(llm: LLM) -> Receipt:
         logit_bias={7: 1.0}, ignore_eos=True,
     )  # fmt: skip
     return made
+
+
+# ---- answers about pictures ----
+
+
+def receipts_of_pictures(llm: LLM, name: str) -> list[Receipt]:
+    prompts = [vision_prompt(i, name) for i in range(4)]
+    outputs = llm.generate(prompts, temperature=0.9, seed=5, max_tokens=9, ignore_eos=True, return_receipt=True)
+    receipts = [output.outputs[0].receipt for output in outputs]
+    assert all(receipt is not None for receipt in receipts)
+    return receipts  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl", "gemma3", "idefics3"])
+def test_an_answer_about_pictures_is_verified_with_these(name: str, tmp_path: Path) -> None:
+    """From JSON, by another engine, which gets the pictures in any order, also as files of another kind."""
+    pictures = pictures_of(name)
+    with load_vision(name) as llm:
+        receipts = receipts_of_pictures(llm, name)
+    assert [len(receipt.images) for receipt in receipts] == [1, 2, 0, 3]
+    texts = [receipt.to_json() for receipt in receipts]
+    assert [Receipt.from_json(text) for text in texts] == receipts
+    Image.fromarray(pictures[1]).save(tmp_path / "a.bmp")
+    with load_vision(name, enable_prefix_caching=False) as llm:
+        shown = [pictures[3], tmp_path / "a.bmp", pictures[2], pictures[0]]
+        assert llm.verify(texts, images=shown, use_tqdm=False) == [Verdict("equal")] * 4
+        verdicts = llm.verify(texts, images=[pictures[1], pictures[2]], use_tqdm=False)
+        assert [verdict.status for verdict in verdicts] == ["incomparable", "equal", "equal", "incomparable"]
+        assert (
+            f"picture 0 of its prompt is missing, whose pixels have the SHA-256 {receipts[0].images[0]['sha256']}"
+            in (verdicts[0].reason)
+        )
+        other = {**receipts[0].images[0], "prepared": "0" * 64}
+        wrong = replace(receipts[0], images=(other,))
+        (verdict,) = llm.verify(wrong, images=shown, use_tqdm=False)
+        assert verdict.status == "incomparable" and "picture 0 is prepared in another way here" in verdict.reason
+        swapped = replace(receipts[1], images=receipts[1].images[::-1])
+        (verdict,) = llm.verify(swapped, images=shown, use_tqdm=False)
+        assert verdict.status in ("different", "incomparable") and not verdict
+        with pytest.raises(RequestError, match="picture 0"):
+            llm.verify(texts, images=[b"no picture"])
+    with load_vision(name, max_image_pixels=0) as llm:
+        (verdict,) = llm.verify(texts[0], images=shown, use_tqdm=False)
+        assert verdict.status == "incomparable" and "tower" in verdict.reason
+
+
+def test_pictures_of_low_detail_are_made_small_again() -> None:
+    large = np.random.default_rng(4).integers(256, size=(40, 600, 3), dtype=np.uint8)
+    png = io.BytesIO()
+    Image.fromarray(large).save(png, "png")
+    url = "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()
+    part = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+    settings = {"tokenizer": tokenizer_of("qwen3-vl"), "chat_template": VISION_TEMPLATE}
+    with load_vision("qwen3-vl", **settings) as llm:
+        asked = [{"role": "user", "content": [part]}]
+        receipts = [llm.chat(asked, max_tokens=4, return_receipt=True)[0].outputs[0].receipt for _ in range(2)]
+        assert receipts[0] is not None and receipts[0].images[0]["detail"] == "low"
+        assert receipts[1] is not None and receipts[1].images == receipts[0].images  # of a file that is known
+        assert llm.verify(receipts[0], images=[large], use_tqdm=False) == [Verdict("equal")]
+
+
+@pytest.mark.parametrize(
+    "images",
+    [[], "a", [3], [{}], [{"sha256": "ab", "detail": "high", "grid": [1, 1], "tiles": [0, 0], "prepared": "0" * 64}],
+     [{"sha256": "0" * 64, "detail": "best", "grid": [1, 1], "tiles": [0, 0], "prepared": "0" * 64}],
+     [{"sha256": "0" * 64, "detail": "low", "grid": [1], "tiles": [0, 0], "prepared": "0" * 64}]],
+)  # fmt: skip
+def test_pictures_of_receipts_are_checked(images: Any, receipt: Receipt) -> None:
+    content = json.loads(receipt.to_json())
+    content["request"]["images"] = images
+    with pytest.raises(ReceiptError, match=r"request.images"):
+        Receipt.from_json(content)
 
 
 # ---- what is equal ----

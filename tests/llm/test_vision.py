@@ -283,7 +283,7 @@ def test_rules_of_media_are_the_callers(tmp_path: Path) -> None:
         assert len(llm.render_chat(messages)) == 26
 
 
-@pytest.mark.parametrize("way", ["max_image_pixels", "text_family", "no_settings", "no_tensors", "clipped"])
+@pytest.mark.parametrize("way", ["max_image_pixels", "text_family", "no_settings", "no_tensors", "biases"])
 def test_a_model_that_reads_no_pictures_says_why(way: str, tmp_path: Path) -> None:
     source: Path = golden("qwen3")
     settings: dict[str, Any] = {}
@@ -295,10 +295,10 @@ def test_a_model_that_reads_no_pictures_says_why(way: str, tmp_path: Path) -> No
         (source / "preprocessor_config.json").unlink()
     elif way == "no_tensors":
         source, told = make_model(tmp_path / "model", NAME, without="visual"), "no tensors of a tower"
-    elif way == "clipped":
-        source, told = make_model(tmp_path / "model", "gemma4"), "use_clipped_linears is True; computed is False"
+    elif way == "biases":
+        source, told = make_model(tmp_path / "model", "gemma4"), "attention_bias is True; computed is False"
         config = json.loads((source / "config.json").read_text())
-        config["vision_config"]["use_clipped_linears"] = True
+        config["vision_config"]["attention_bias"] = True
         (source / "config.json").write_text(json.dumps(config))
     with LLM(source, use_tqdm=False, max_model_len=64, **settings) as llm:
         with pytest.raises(RequestError, match=told):

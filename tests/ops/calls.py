@@ -158,6 +158,7 @@ def _row_calls(make: _Make) -> list[Call]:
             x("gate_up", T, "=2 * intermediate_size", shape=(tokens, 2 * DIM)),
             out("out", T, "=intermediate_size", shape=rows),
         ),
+        simple("clip", x("x", T, D, shape=rows), out("out", T, D, shape=rows), scalars=(-0.5, 0.5)),
         simple(
             "sum_parts",
             w("parts", "num_parts", "size", shape=(tokens, 56)),

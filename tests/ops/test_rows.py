@@ -1,4 +1,4 @@
-"""Ops that work row by row: embedding, gather_rows, rms_norm, add_rms_norm, act_mul, soft_cap; and sum_parts."""
+"""Ops that work row by row: embedding, gather_rows, rms_norm, add_rms_norm, act_mul, clip, soft_cap; and sum_parts."""
 
 from __future__ import annotations
 
@@ -324,6 +324,18 @@ def test_act_mul_rows_do_not_depend_on_each_other(isa: str, size: int, seed: int
         outs.append(np.concatenate(parts))
     for got in outs[1:]:
         assert_bitwise(got, outs[0])
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), bounds=st.tuples(*[st.floats(-3, 3, width=32)] * 2), in_place=st.booleans())
+def test_clip(isa: str, threads: int, case: Rows, bounds: tuple[float, float], in_place: bool) -> None:
+    """Exact to the bit; the upper bound counts where the lower one is larger, and NaN stays."""
+    x = case.x(case.rng())
+    x.flat[:3] = [np.inf, -np.inf, np.nan][: x.size]
+    out = Output(x.shape, pad=case.pad_out, values=x)
+    call(backend(isa, threads), "clip", out if in_place else framed(x, case.pad_in), out, *bounds)
+    assert_bitwise(out.check(), oracle.clip(x.astype(np.float64), *bounds).astype(np.float32))
 
 
 @each_isa

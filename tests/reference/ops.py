@@ -143,6 +143,11 @@ def act_mul(gate_up: F64, activation: str = "silu") -> F64:
     return join(activation, gate, up)
 
 
+def clip(x: F64, low: float, high: float) -> F64:
+    """The nearer bound of what is beyond one."""
+    return np.minimum(np.maximum(x, low), high)
+
+
 def soft_cap(x: F64, cap: float) -> F64:
     """cap * tanh(x / cap)."""
     return cap * np.tanh(x / cap)

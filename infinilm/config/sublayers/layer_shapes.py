@@ -92,8 +92,11 @@ def layer_shapes(config: LayerShapeConfig, windows: Sequence[int]) -> tuple[Laye
     return tuple(shapes)
 
 
-def own_vectors(config: LayerShapeConfig, activation: str) -> OwnVectorsSpec | None:
-    """Return the vectors that a token has for each layer; None: there are none."""
+def own_vectors(config: LayerShapeConfig, activation: str, pad_token_id: int) -> OwnVectorsSpec | None:
+    """Return the vectors that a token has for each layer; None: there are none.
+
+    `pad_token_id`: the token whose vectors those of a picture have.
+    """
     size = as_integer("hidden_size_per_layer_input", config.hidden_size_per_layer_input, least=0)
     if not size:
         return None
@@ -107,4 +110,5 @@ def own_vectors(config: LayerShapeConfig, activation: str) -> OwnVectorsSpec | N
             f"vocab_size_per_layer_input must be at least vocab_size, {config.vocab_size}, so that each token has a "
             f"row; got {rows}"
         )
-    return OwnVectorsSpec(size, rows, activation)
+    pad_id = as_integer("pad_token_id", pad_token_id, least=0, below=rows)
+    return OwnVectorsSpec(size, rows, activation=activation, pad_id=pad_id)

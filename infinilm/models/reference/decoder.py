@@ -42,7 +42,9 @@ def forward(
     if rows:
         embedded[rows] = levels[0]
     x = s.emit("embedding", embedded)  # [num_tokens, hidden_size]
-    own = make_own_vectors(s, vectors, ids, x) if vectors else None  # [num_tokens, num_layers, size]
+    own = None  # [num_tokens, num_layers, size]
+    if vectors:
+        own = make_own_vectors(s, vectors, np.where(np.isin(np.arange(len(ids)), rows), vectors.pad_id, ids), x)
     for layer in range(spec.num_layers):
         s.layer = layer
         x = run_layer(s, x)

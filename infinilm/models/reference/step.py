@@ -69,8 +69,14 @@ class Step:
 
     def linear(self, x: Array, name: str, bias: bool) -> Array:
         """[num_tokens, in_features] -> [num_tokens, out_features]."""
+        clips = self.layer >= 0 and self.spec.clipped_linears
+        if clips:
+            x = np.clip(x, *(self.weight(f"{name}_clip", f"input_{bound}") for bound in ("min", "max")))
         y: Array = x @ self.weight(name).T
-        return y + self.weight(name, "bias") if bias else y
+        y = y + self.weight(name, "bias") if bias else y
+        if clips:
+            y = np.clip(y, *(self.weight(f"{name}_clip", f"output_{bound}") for bound in ("min", "max")))
+        return y
 
     def rms(self, x: Array) -> Array:
         """RMSNorm over the last axis, without weight."""

@@ -91,13 +91,17 @@ class ReferenceTower:
             tap=tap,
         )
         x = s.linear(np.concatenate(patches).astype(self.dtype), "model.embed_patches", tower.patch_bias)
+        learned_table = s.weight("model.embed_positions") if tower.num_positions else None
+        if tower.class_token and learned_table is not None:
+            learned_table = np.concatenate([learned_table, s.weights["model.class_embedding"][None]])
         if tower.patch_norm and tower.norm_first:
             x = s.norm(x, "model.patch_norm")
         learned = [own for own in positions if own is not None]
         if learned:
             rows, weights = (np.concatenate(parts) for parts in zip(*learned, strict=True))
-            table = s.weight("model.embed_positions")[rows]  # [num_patches, n, hidden_size]
-            x = x + np.sum(table * weights[..., None].astype(self.dtype), axis=1)
+            assert learned_table is not None
+            added = learned_table[rows]  # [num_tokens, n, hidden_size]
+            x = x + np.sum(added * weights[..., None].astype(self.dtype), axis=1)
         if tower.patch_norm and not tower.norm_first:
             x = s.norm(x, "model.patch_norm")
         x = s.emit("embedding", x)
@@ -111,6 +115,8 @@ class ReferenceTower:
                 levels.append(merge(s, tower, s.norm(merged(x, tower), f"{name}norm", tower.eps), name))
         s.layer = -1
         normed = s.emit("final_norm", s.norm(x, "model.norm", tower.eps)) if tower.norm else x
+        if tower.class_token:
+            normed = np.delete(normed, starts[1:] - 1, axis=0)
         return np.concatenate([merge(s, tower, pooled(s, tower, normed), "model.merger_"), *levels], axis=1)
 
 

@@ -71,6 +71,13 @@ void bind_row_ops(OpsClass& backend) {
             },
             "gate_up"_a, "out"_a, "activation"_a = "silu", "up"_a = nb::none(), Release())
         .def(
+            "clip",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& out, float low, float high) {
+                const InUse b(shared);
+                ops::clip(b, {.x = x, .out = output("clip", "out", out), .low = low, .high = high});
+            },
+            "x"_a, "out"_a, "low"_a, "high"_a, Release(), "out = min(max(x, low), high); NaN stays.")
+        .def(
             "soft_cap",
             [](SharedBackend& shared, const Tensor& x, float cap) {
                 const InUse b(shared);

@@ -67,6 +67,7 @@ CacheSpec AttentionSpec::cache() const {
             .sliding_window = sliding_window,
             .chunked = chunked,
             .two_way = two_way,
+            .spans = spans,
             .owner = kv_owner,
             .states = {}};
 }
@@ -78,8 +79,7 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
            .score_cap = heads.score_cap,
            .rope = heads.rope,
            .q_rope = heads.q_rope,
-           .eps = model.rms_norm_eps,
-           .spans = heads.spans},
+           .eps = model.rms_norm_eps},
       hidden_size_(model.hidden_size),
       in_size_(heads.inputs * model.hidden_size) {
     qkv_ = plan.add({.name = "qkv", .columns = heads.qkv_dim()});
@@ -165,11 +165,12 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     if (!wide) params.q_norm = q_norm_.prepared, params.k_norm = k_norm_.prepared;  // else norm_all_heads does it
     params.v_norm = v_norm_.prepared;
     const bool in_parts = Tap::active || wide || behind_rope;
-    if (!in_parts && heads.own_kv())
+    if (!in_parts && heads.own_kv() && qkv_proj_.clips.empty())
         return ops::linear_rope_store_kv(
             s.backend, {.x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv}, params);
     s.linear(qkv_proj_, in.x, qkv, in.norm);
-    if (!in_parts) return ops::qk_norm_rope_store_kv(s.backend, params);  // of q alone, of which no linear knows
+    // Of q alone, of which no linear knows, or of what is clipped before.
+    if (!in_parts) return ops::qk_norm_rope_store_kv(s.backend, params);
 
     const auto tap_heads = [&](Site site, int first, int count) {
         s.tap_own(site, of_heads(qkv, count, heads.head_dim, int64_t{first} * heads.head_dim, heads.head_dim), qkv_);

@@ -42,7 +42,8 @@ Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hoo
       gated_(spec.gated),
       hooked_(hooked),
       activation_(spec.activation),
-      joined_(spec.gated && !is_apart(spec.activation)) {
+      clipped_(model.clipped_linears),
+      joined_(spec.gated && !is_apart(spec.activation) && !clipped_) {
     inner_ = plan.add({.name = "inner", .columns = inner_size_});
     gate_up_ = plan.add({.name = "gate_up", .columns = spec.gated ? 2 * inner_size_ : 0, .tapped = joined_});
 }
@@ -75,14 +76,11 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
                         .out = inner,
                         .activation = activation_};
     if (!Tap::active && joined_) return ops::linear(s.backend, linear);
-    if (!Tap::active && !gated_) return ops::linear_act(s.backend, linear);
+    if (!Tap::active && !gated_ && !clipped_) return ops::linear_act(s.backend, linear);
 
     const Buffer& buffer = gated_ ? gate_up_ : inner_;
     const TensorView gate_up = s.view(buffer);
-    linear.out = gate_up;
-    linear.gate_up_apart = gated_;
-    ops::linear(s.backend, linear);
-    s.add_lora(gate_up_proj_, in.x, gate_up);
+    s.linear(gate_up_proj_, in.x, gate_up, in.norm);
     if (gated_ && hooked_) s.tap_own(sites::gate_proj, gate_up.slice(1, 0, inner_size_), buffer);
     const TensorView up = gated_ ? gate_up.slice(1, inner_size_, 2 * inner_size_) : gate_up;
     if (hooked_) s.tap_own(sites::up_proj, up, buffer);

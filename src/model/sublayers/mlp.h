@@ -34,6 +34,7 @@ private:
     int64_t hidden_size_, inner_size_;
     bool gated_, hooked_;
     Activation activation_;
+    bool clipped_;    // the outputs of linears, in front of the activation
     bool joined_;     // the linear of gate and up applies the activation, but for hooks and adapters
     Buffer inner_;    // [num_tokens, intermediate_size]
     Buffer gate_up_;  // [num_tokens, 2 * intermediate_size], with a tap or where they are not joined

@@ -11,6 +11,7 @@ namespace infinilm {
 struct OwnVectorsSpec {
     int size = 0;        // of the vector for one layer
     int vocab_size = 0;  // rows of the table
+    int pad_id = 0;      // the row of tokens whose embedding is given: see Given
     Activation activation = Activation::silu;
 
     void check(const ModelSpec& model) const;
@@ -21,6 +22,7 @@ struct OwnVectorsSpec {
         f("size", &OwnVectorsSpec::size, "Elements of the vector for one layer.");
         f("vocab_size", &OwnVectorsSpec::vocab_size, "Rows of the table.");
         f("activation", &OwnVectorsSpec::activation, "");
+        f("pad_id", &OwnVectorsSpec::pad_id, "The row of tokens whose embedding is given.");
     }
 };
 

@@ -38,7 +38,8 @@ template <class Tap>
 void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, const TensorView& sinks,
             const TensorView& out, const TensorView& slots) {
     const auto& lists = s.batch.attention_lists;
-    const AttentionLayer layer{own.cache.sliding_window, heads_of(own.cache), own.cache.chunked, own.cache.two_way};
+    const AttentionLayer layer{own.cache.sliding_window, heads_of(own.cache), own.cache.chunked, own.cache.two_way,
+                               own.cache.spans};
     const int group = s.cache.group(s.layer);
     const auto list = std::ranges::find(lists, layer, &AttentionList::layer);
     AttentionParams params{.q = of_heads(qkv, own.cache.num_heads, own.cache.head_dim, 0, own.cache.head_dim),
@@ -57,7 +58,7 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
                            .sliding_window = own.cache.sliding_window,
                            .chunked = own.cache.chunked,
                            .two_way = own.cache.two_way,
-                           .two_way_seqs = own.spans ? s.batch.two_way_seqs.view() : TensorView(),
+                           .two_way_seqs = own.cache.spans ? s.batch.two_way_seqs.view() : TensorView(),
                            .max_query_len = s.batch.max_query_len,
                            .work = s.batch.attention_work,
                            .list = static_cast<int>(list - lists.begin()),

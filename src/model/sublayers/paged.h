@@ -16,7 +16,6 @@ struct PagedLayer {
     float softmax_scale = 0, score_cap = 0;
     int rope = -1, q_rope = -1;  // see AttentionSpec
     float eps = 0;               // of the norms of heads
-    bool spans = true;           // see AttentionSpec
 };
 
 // Norms of heads, RoPE and the cache of a layer; norms are left to the caller. qkv: [num_tokens, qkv_dim].

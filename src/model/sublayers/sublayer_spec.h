@@ -54,6 +54,7 @@ struct CacheSpec {
     int sliding_window = 0;                    // rows that a token sees; 0: all
     bool chunked = false;                      // the window does not slide: see AttentionSpec
     bool two_way = false;                      // a token sees rows of those behind it, too
+    bool spans = true;                         // so do tokens of sequences of Batch::two_way_seqs
     int owner = -1;                            // of a shared one: the earlier layer whose rows these are
     std::vector<std::vector<int64_t>> states;  // the shapes of the tensors of a state, float32; empty: there is none
     int64_t log_columns = 0;  // of what a state reads of a token, which a log keeps of drafts: see StateLog
@@ -85,6 +86,7 @@ struct CacheSpec {
         f("sliding_window", &CacheSpec::sliding_window, "Tokens that a token sees; 0: all.");
         f("chunked", &CacheSpec::chunked, "");
         f("two_way", &CacheSpec::two_way, "A token sees rows of those behind it, too.");
+        f("spans", &CacheSpec::spans, "Tokens of a span see all of it, where steps say so.");
         f("owner", &CacheSpec::owner, "The earlier layer whose keys and values a shared cache reads.");
         f("states", &CacheSpec::states, "The shapes of the tensors of a state; empty: there is none.");
         f("log_columns", &CacheSpec::log_columns,

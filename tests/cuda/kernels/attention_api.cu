@@ -16,10 +16,11 @@ int64_t attention_bytes(int num_heads, int num_kv_heads, int head_dim, int64_t n
 // The array for one window into `array`, where there is room for so many elements; known: the number of items of decode
 // and of prefill. Returns the number of elements, or -1.
 int64_t attention_list(int num_seqs, const int* cu_seqlens_q, const int* context_lens, int num_heads, int num_kv_heads,
-                       int head_dim, int value_dim, int sliding_window, int chunked, int two_way, int num_sms,
-                       int64_t workspace_bytes, int* array, int64_t capacity, int64_t* known) {
+                       int head_dim, int value_dim, int sliding_window, int chunked, int two_way,
+                       const int* two_way_seqs, int num_sms, int64_t workspace_bytes, int* array, int64_t capacity,
+                       int64_t* known) {
     const AttentionWork work = list_attention_work(
-        {num_seqs, cu_seqlens_q, context_lens},
+        {num_seqs, cu_seqlens_q, context_lens, nullptr, two_way_seqs},
         {{sliding_window, {num_heads, num_kv_heads, head_dim, value_dim}, chunked != 0, two_way != 0}}, num_sms,
         workspace_bytes);
     const int64_t count = static_cast<int64_t>(work.array.size()) / 4;
@@ -35,7 +36,7 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                   int most_decode, int num_prefill, int q_stride, int out_stride, int block_table_stride, int num_seqs,
                   int num_heads, int num_kv_heads, int head_dim, int value_dim, int block_size, int max_query_len,
                   float softmax_scale, float score_cap, int sliding_window, int chunked, int two_way,
-                  const float* sinks, const float* position_bias, int position_bias_stride) {
+                  const float* sinks, const int* two_way_seqs, const float* position_bias, int position_bias_stride) {
     const AttentionArgs a{q,
                           k_cache,
                           v_cache,
@@ -43,6 +44,7 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                           cu_seqlens_q,
                           context_lens,
                           sinks,
+                          two_way_seqs,
                           position_bias,
                           out,
                           q_stride,

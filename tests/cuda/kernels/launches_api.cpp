@@ -232,6 +232,7 @@ struct Launches {
                          nullptr),
                "embedding");
         expect(act_mul({at, at, at, hidden, hidden, hidden, many, hidden, Activation::silu, type}, nullptr), "act_mul");
+        expect(clip({at, at, hidden, hidden, many, hidden, -1, 1, type}, nullptr), "clip");
         expect(gather_rows({at, as<int>(), at, hidden, hidden, many, hidden, type}, nullptr), "gather_rows");
         expect(sum_parts({at, at, 8, int64_t{many} * hidden, type}, nullptr), "sum_parts");
         for (Element to : types) expect(convert({at, type, at, to, many}, nullptr), "convert");

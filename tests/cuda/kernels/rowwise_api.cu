@@ -78,6 +78,11 @@ int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t 
                        nullptr);
 }
 
+int clip_rows(const void* x, int64_t x_stride, void* out, int64_t out_stride, int num_rows, int n, float low,
+              float high, int type) {
+    return clip({x, out, x_stride, out_stride, num_rows, n, low, high, static_cast<Element>(type)}, nullptr);
+}
+
 int join(const void* parts, void* out, int64_t out_stride, int num_parts, int num_rows, int columns) {
     return join_columns({parts, out, out_stride, num_parts, num_rows, columns}, nullptr);
 }
