@@ -55,6 +55,7 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             .masked = static_cast<bool>(batch.allowed),
             .drafts = static_cast<bool>(batch.hidden_rows),
             .verifies = static_cast<bool>(batch.state_tokens),
+            .replays = static_cast<bool>(batch.num_replayed),
             .changes = static_cast<bool>(batch.change_rows),
             .returns = batch.change_rows && batch.return_logits};
     Batch staged = stage(batch);

@@ -54,14 +54,23 @@ class Sequences:
 
     def __post_init__(self) -> None:
         self.lengths = np.zeros(self.num_seqs, np.int64)
+        self.right = np.zeros(self.num_seqs, np.int32)  # drafts of the step before that the next one replays
         self.blocks_per_seq = -(-self.max_len // self.block_size)
         self.num_blocks = self.num_seqs * self.blocks_per_seq
         self.tables = self.rng.permutation(self.num_blocks).reshape(self.num_seqs, -1).astype(np.int32)
 
-    def states(self, seqs: list[int], before: NDArray[np.int64]) -> dict[str, Any]:
-        """The arguments for layers that have a state: the state of a sequence has the sequence's number."""
-        own = np.array(seqs, np.int32)
-        return {"state_in": np.where(before == 0, np.int32(-1), own), "state_out": own}
+    def states(self, seqs: list[int], before: NDArray[np.int64], drafted: bool) -> dict[str, Any]:
+        """The arguments for layers that have a state: the state of a sequence has the sequence's number.
+
+        A step gives no more of them than it needs, so that those with drafts may replay some or none.
+        """
+        own, right = np.array(seqs, np.int32), self.right[seqs]
+        return {
+            "state_in": np.where(before == 0, np.int32(-1), own),
+            "state_out": own,
+            **({"num_replayed": right} if right.any() else {}),
+            **({"state_tokens": np.ones(len(seqs), np.int32)} if drafted else {}),
+        }
 
     def batch(
         self,
@@ -82,7 +91,7 @@ class Sequences:
 
         top_k: of rows that are not greedy, of which the first is one; None: any of each. masked: some rows have masks.
         changed: some rows have biases and penalties. top: rows want the log-probabilities of up to so many tokens.
-        drafted: all tokens of a sequence but the first are wrong drafts.
+        drafted: all tokens of a sequence but the first are drafts, of which any number are right.
         """
         num_rows = len(seqs) if num_rows is None else num_rows
         before = self.lengths[seqs]
@@ -90,7 +99,8 @@ class Sequences:
         positions = before[:, None] + np.arange(count)
         blocks = np.take_along_axis(self.tables[seqs], positions // self.block_size, 1)
         columns = -(-int(after.max()) // self.block_size)  # as many as are needed, which grows
-        self.lengths[seqs] = before + 1 if drafted else after
+        right = self.rng.integers(0, count, len(seqs)) if drafted else np.full(len(seqs), count - 1)
+        self.lengths[seqs] = before + 1 + right
         draws: dict[str, Any] = {}
         if sampled and num_rows:
             greedy, kept = self.rng.integers(0, 2, num_rows) == 0, self.rng.integers(0, 50, num_rows)
@@ -126,9 +136,9 @@ class Sequences:
             "previous_rows": None if previous_rows is None else np.array(previous_rows, np.int32),
             "return_logits": logits,
             **draws,
-            **(self.states(seqs, before) if self.has_states else {}),
-            **({"state_tokens": np.ones(len(seqs), np.int32)} if self.has_states and drafted else {}),
+            **(self.states(seqs, before, drafted) if self.has_states else {}),
         }
+        self.right[seqs] = right if drafted else 0
         return _core.Batch(**self.arrays)
 
 
@@ -167,7 +177,12 @@ class Twins:
         self.sequences = Sequences(self.recording.spec.vocab_size, has_states=self.has_states, **sequences)
         num_states = self.sequences.num_seqs if self.has_states else 0
         for engine in (self.recording, self.eager):
-            engine.reset_cache(self.sequences.num_blocks, self.sequences.block_size, num_states=num_states)
+            engine.reset_cache(
+                self.sequences.num_blocks,
+                self.sequences.block_size,
+                num_states=num_states,
+                num_log_rows=3 if num_states else 0,
+            )
 
     def step(self, seqs: list[int], count: int = 1, **options: Any) -> None:
         batch = self.sequences.batch(seqs, count, **options)
