@@ -1228,14 +1228,14 @@ class LayerSpec:
 class MtpSpec:
     """An MTP head, which drafts, and how it keeps its weights."""
 
-    def __init__(self, layer: LayerSpec = ..., quantization: str = 'none', lm_head_size: int = 0, taps: Sequence[int] = ..., norm_before_residual: bool = False) -> None: ...
+    def __init__(self, layers: Sequence[LayerSpec] = ..., quantization: str = 'none', lm_head_size: int = 0, taps: Sequence[int] = ..., norm_before_residual: bool = False, hidden_size: int = 0) -> None: ...
 
     @property
-    def layer(self) -> LayerSpec:
-        """It counts as the one behind the last."""
+    def layers(self) -> list[LayerSpec]:
+        """They count as those behind the last."""
 
-    @layer.setter
-    def layer(self, arg: LayerSpec, /) -> None: ...
+    @layers.setter
+    def layers(self, arg: Sequence[LayerSpec], /) -> None: ...
 
     @property
     def quantization(self) -> str:
@@ -1270,6 +1270,15 @@ class MtpSpec:
 
     @norm_before_residual.setter
     def norm_before_residual(self, arg: bool, /) -> None: ...
+
+    @property
+    def hidden_size(self) -> int:
+        """
+        Of its layers, between projections from and to that of the model; 0: it is that of the model.
+        """
+
+    @hidden_size.setter
+    def hidden_size(self, arg: int, /) -> None: ...
 
     def __repr__(self) -> str: ...
 

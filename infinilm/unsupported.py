@@ -48,6 +48,13 @@ REFUSED: tuple[Refused, ...] = (
         "gemma3n gemma3ntext",
     ),
     Refused(
+        "Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM",
+        "a drafter, which reads the keys and values of its model and is loaded beside it: "
+        "`speculation={'method': 'mtp', 'model': ...}`",
+        "Gemma4ForConditionalGeneration",
+        "gemma4assistant gemma4unifiedassistant",
+    ),
+    Refused(
         "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM",
         "latent attention that chooses some of the tokens before (`index_topk`)",
         "DeepseekV3ForCausalLM",
