@@ -1151,7 +1151,7 @@ class RopeSpec:
 class CacheSpec:
     """What a layer keeps of the tokens before, and how its heads read it."""
 
-    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, index_dim: int = 0, top_k: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ..., log_columns: int = 0) -> None: ...
+    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, index_dim: int = 0, top_k: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, spans: bool = True, owner: int = -1, states: Sequence[Sequence[int]] = ..., log_columns: int = 0) -> None: ...
 
     @property
     def kind(self) -> str: ...
@@ -1322,14 +1322,14 @@ class LayerSpec:
 class MtpSpec:
     """An MTP head, which drafts, and how it keeps its weights."""
 
-    def __init__(self, layer: LayerSpec = ..., quantization: str = 'none', lm_head_size: int = 0, taps: Sequence[int] = ..., norm_before_residual: bool = False) -> None: ...
+    def __init__(self, layers: Sequence[LayerSpec] = ..., quantization: str = 'none', lm_head_size: int = 0, taps: Sequence[int] = ..., norm_before_residual: bool = False, hidden_size: int = 0) -> None: ...
 
     @property
-    def layer(self) -> LayerSpec:
-        """It counts as the one behind the last."""
+    def layers(self) -> list[LayerSpec]:
+        """They count as those behind the last."""
 
-    @layer.setter
-    def layer(self, arg: LayerSpec, /) -> None: ...
+    @layers.setter
+    def layers(self, arg: Sequence[LayerSpec], /) -> None: ...
 
     @property
     def quantization(self) -> str:
@@ -1364,6 +1364,15 @@ class MtpSpec:
 
     @norm_before_residual.setter
     def norm_before_residual(self, arg: bool, /) -> None: ...
+
+    @property
+    def hidden_size(self) -> int:
+        """
+        Of its layers, between projections from and to that of the model; 0: it is that of the model.
+        """
+
+    @hidden_size.setter
+    def hidden_size(self, arg: int, /) -> None: ...
 
     def __repr__(self) -> str: ...
 

@@ -146,7 +146,7 @@ _ADVICE = (
             "num_speculative_tokens": "pass speculation={'num_tokens': ...}",
             **dict.fromkeys(
                 ("speculative_model", "draft_model", "assistant_model"),
-                "pass speculation={'method': 'draft_model', 'model': ...}",
+                "pass speculation={'method': 'draft_model', 'model': ...}, or 'mtp' for a drafter of Gemma 4",
             ),
             "block_size": "pass kv_cache=PagedKVCacheConfig(max_kv_memory_bytes, block_size)",
             "num_gpu_blocks_override": "pass kv_cache=PagedKVCacheConfig(num_blocks=...)",

@@ -35,7 +35,7 @@ from infinilm.calls.vectors import VectorMaker, VectorMethods
 from infinilm.calls.verify import VerifyMethods
 from infinilm.calls.weights import WeightMethods
 from infinilm.checkpoint import Checkpoint, load_weights, open_checkpoint
-from infinilm.checkpoint.eagle3 import load_eagle3
+from infinilm.checkpoint.draft_heads import load_head
 from infinilm.checkpoint.fingerprint import WeightHistory, adapter_fingerprint, fingerprint_of, weights_fingerprint
 from infinilm.checkpoint.mapped import FileState, file_state
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
@@ -173,7 +173,8 @@ class LLM(
         occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Adaptive: how many
         tokens of a draft are verified, 0 among them, follows from measured times; otherwise all are. Or ``{"method":
         "mtp", "num_tokens": 3, "quantization": "auto", "vocab_size": None}``: how the head keeps its weights ("auto":
-        in 4 bits), and the first ids of the vocabulary that it drafts. Or ``{"method": "eagle3", "model": ...,
+        in 4 bits), and the first ids of the vocabulary that it drafts; with ``"model"`` a drafter such as Gemma 4's,
+        which is a checkpoint of its own. Or ``{"method": "eagle3", "model": ...,
         "num_tokens": 3, "quantization": "auto"}``: an EAGLE-3 head of another checkpoint. Or ``{"method":
         "draft_model", "model": ..., "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
         that makes the drafter of each sequence (`infinilm.speculation`). Pipelines and requests with a logits processor
@@ -337,10 +338,8 @@ class LLM(
                     files = checkpoint.states
                     self._is_plain = type(checkpoint) is Checkpoint and not checkpoint.packed
                     load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
-                if plan.eagle3:
-                    self._ids_of_head = load_eagle3(
-                        plan.eagle3, self._engine, spec, dtype=plan.dtype, progress=use_tqdm
-                    )
+                if plan.head:
+                    self._ids_of_head = load_head(plan.head, self._engine, spec, dtype=plan.dtype, progress=use_tqdm)
             self._engine.finish_loading()
             self._history = WeightHistory(self._engine)
             self._tower: TowerEngine | None = None
@@ -360,7 +359,7 @@ class LLM(
             self._draft: DraftModelEngine | None = None
             self._mtp = drafting.model if plan.mtp and not isinstance(drafting.model, DraftModelSettings) else None
             if self._mtp is not None:
-                head = f"EAGLE-3 head {plan.eagle3}" if plan.eagle3 else f"MTP head of {plan.path}"
+                head = f"head {plan.head}" if plan.head else f"MTP head of {plan.path}"
                 logger.info("the %s drafts up to %d tokens", head, self._mtp.num_tokens)
             if isinstance(drafting.model, DraftModelSettings) and plan.draft is not None:
                 check_vocabulary(plan, plan.draft, self.tokenizer)
@@ -836,7 +835,15 @@ class LLM(
         if self._draft is not None:
             settings["drafters"] += (self._draft.drafters(memory, settings["max_num_batched_tokens"]),)
         elif self._mtp is not None:
-            settings["drafters"] += (MtpHead(self._engine, self._mtp.num_tokens, self._ids_of_head),)
+            head = self._engine.spec.mtp
+            settings["drafters"] += (
+                MtpHead(
+                    self._engine,
+                    self._mtp.num_tokens,
+                    self._ids_of_head,
+                    keeps_keys=head.layers[0].cache.kind != "shared",
+                ),
+            )
         return Scheduler(
             memory.num_blocks,
             memory.block_size,

@@ -48,6 +48,13 @@ REFUSED: tuple[Refused, ...] = (
         "gemma3n gemma3ntext",
     ),
     Refused(
+        "Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM",
+        "a drafter, which reads the keys and values of its model and is loaded beside it: "
+        "`speculation={'method': 'mtp', 'model': ...}`",
+        "Gemma4ForConditionalGeneration",
+        "gemma4assistant gemma4unifiedassistant",
+    ),
+    Refused(
         "Mamba2ForCausalLM Zamba2ForCausalLM",
         "models without attention; an attention that several layers share, of which each has adapters of its own",
         "BambaForCausalLM",

@@ -44,6 +44,7 @@ from infinilm.errors import ConfigError
 __all__ = [
     "ACTIVATIONS",
     "LONE_SUBLAYERS",
+    "AssistantConfig",
     "Eagle3Config",
     "GivenEmbeddings",
     "MtpFormat",
@@ -114,6 +115,32 @@ class Eagle3Config:
 
 
 @dataclass(frozen=True, slots=True)
+class AssistantConfig:
+    """A drafter such as Gemma 4's: layers of a width of their own, which read keys and values of the model.
+
+    Attributes
+    ----------
+    layers : ModelFields
+        The configuration of a model of these layers.
+    hidden_size : int
+        The model that it drafts for has this one.
+    """
+
+    layers: ModelFields
+    hidden_size: int
+
+    def check(self, config: ModelFields) -> None:
+        """Refuse a drafter that does not fit a model. ConfigError: its sizes are others."""
+        own = self.hidden_size, self.layers.vocab_size, float(self.layers.rms_norm_eps)
+        if own != (config.hidden_size, config.vocab_size, float(config.rms_norm_eps)):
+            raise ConfigError(
+                f"speculation: the drafter is for a model of hidden_size {own[0]}, {own[1]} ids and rms_norm_eps "
+                f"{own[2]}, and this one has hidden_size {config.hidden_size}, {config.vocab_size} ids and "
+                f"rms_norm_eps {float(config.rms_norm_eps)}; take the drafter that was trained with this model"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class MtpFormat:
     """How an MTP head keeps its weights.
 
@@ -123,13 +150,13 @@ class MtpFormat:
         One of `QUANTIZATIONS`, as its linears are stored.
     lm_head_size : int
         Outputs of an lm_head of its own, which are the first ids of the vocabulary. 0: it has that of the model.
-    eagle3 : Eagle3Config, optional
-        It is an EAGLE-3 head, from another checkpoint. The ids of its lm_head are its own.
+    head : Eagle3Config or AssistantConfig, optional
+        It is from a checkpoint of its own. The ids of an EAGLE-3 head's lm_head are its own.
     """
 
     quantization: str | None = None
     lm_head_size: int = 0
-    eagle3: Eagle3Config | None = None
+    head: Eagle3Config | AssistantConfig | None = None
 
     @classmethod
     def beside(
@@ -229,9 +256,9 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         position_bias=_position_bias(family, config, max_model_len),
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
         mtp=None
-        if mtp is None or mtp.eagle3 is not None
+        if mtp is None or mtp.head is not None
         else MtpSpec(
-            layer_spec(_last_with_attention(state_layers(config)), is_head=True),
+            [layer_spec(_last_with_attention(state_layers(config)), is_head=True)],
             mtp.quantization or "none",
             mtp.lm_head_size,
         ),
@@ -513,9 +540,12 @@ def build_spec(
     if given is not None:
         spec.given_levels = given.levels
         spec.ropes = [_on_axes(rope, given.rope_axes) for rope in spec.ropes]
-    if mtp is not None and mtp.eagle3 is not None:
-        mtp.eagle3.check(config)
-        _add_eagle3(spec, mtp, mtp.eagle3)
+    if mtp is not None and mtp.head is not None:
+        mtp.head.check(config)
+        if isinstance(mtp.head, AssistantConfig):
+            _add_assistant(spec, mtp, mtp.head)
+        else:
+            _add_eagle3(spec, mtp, mtp.head)
     return spec
 
 
@@ -534,7 +564,40 @@ def _add_eagle3(spec: ModelSpec, mtp: MtpFormat, head: Eagle3Config) -> None:
         mixer.rope, spec.ropes = len(spec.ropes), [*spec.ropes, own.ropes[mixer.rope]]
     layer.mixer = mixer
     taps = head.taps_of(spec.num_layers)
-    spec.mtp = MtpSpec(layer, mtp.quantization or "none", mtp.lm_head_size, taps, head.norm_before_residual)
+    spec.mtp = MtpSpec([layer], mtp.quantization or "none", mtp.lm_head_size, taps, head.norm_before_residual)
+
+
+def _add_assistant(spec: ModelSpec, mtp: MtpFormat, head: AssistantConfig) -> None:
+    """Give a model a drafter whose layers read the keys and values of its last layer of the same kind.
+
+    A row of the drafter sees the keys up to the position of its hidden state, and is itself turned by that of its
+    token, which is the next one. So its ropes turn by a position on an axis, which its steps give.
+    """
+    if any(rope.axes for rope in spec.ropes):
+        raise ConfigError("speculation: this drafter is of models whose tokens have one position each")
+    own = decoder_spec(head.layers, spec.max_model_len)
+    model = [layer.mixer for layer in spec.layers]
+    layers = own.layers
+    for index, layer in enumerate(layers):
+        mixer = layer.mixer
+        assert isinstance(mixer, AttentionSpec)
+        shape = mixer.sliding_window, mixer.num_kv_heads, mixer.head_dim
+        owners = [
+            (i, (other.sliding_window, other.num_kv_heads, other.head_dim))
+            for i, other in enumerate(model)
+            if isinstance(other, AttentionSpec) and other.kv_owner < 0 and bool(other.sliding_window) == bool(shape[0])
+        ]
+        if not owners or owners[-1][1] != shape:
+            found = "none" if not owners else "window, heads and head_dim {}, {} and {}".format(*owners[-1][1])
+            raise ConfigError(
+                f"speculation: layer {index} of the drafter reads keys and values of {shape[1]} heads with head_dim "
+                f"{shape[2]} and a window of {shape[0]} tokens (0: all), and the last layer of that kind has {found}; "
+                "take the drafter that was trained with this model"
+            )
+        mixer.kv_owner, mixer.rope = owners[-1][0], mixer.rope + len(spec.ropes)
+        layer.mixer = mixer
+    spec.ropes = [*spec.ropes, *(_on_axes(rope, [0] * len(rope.inv_freq)) for rope in own.ropes)]
+    spec.mtp = MtpSpec(layers, mtp.quantization or "none", mtp.lm_head_size, hidden_size=head.layers.hidden_size)
 
 
 def _on_axes(rope: RopeSpec, axes: Sequence[int]) -> RopeSpec:

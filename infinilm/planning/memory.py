@@ -71,15 +71,17 @@ class ModelPlan:
     adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
     merge: Merge | None = None  # what becomes part of the weights
     has_mtp_head: bool = False  # that is read
-    mtp: MtpFormat | None = None  # how it is kept, or an EAGLE-3 head; None: none is loaded
-    eagle3: Path | None = None  # the folder of such a head
+    mtp: MtpFormat | None = None  # how it is kept, or a head of another checkpoint; None: none is loaded
+    head: Path | None = None  # the folder of such a head
     draft: ModelPlan | None = None  # of the draft model, whose bytes `memory` has, too
     tower: TowerPlan | str = ""  # whose bytes `memory` has, too; or why the model reads no pictures
 
     @property
     def loading(self) -> dict[str, Any]:
         """Keywords of `load_weights`."""
-        of_head = f"model.layers.{self.config.num_hidden_layers}."
+        from infinilm.checkpoint.draft_heads import is_of_head
+
+        num_layers = self.config.num_hidden_layers
         return {
             "dtype": self.dtype,
             "config": self.config,
@@ -87,7 +89,7 @@ class ModelPlan:
             "quantised_dtype": self.quantised_dtype,
             "change": self.merge,
             "is_whole": not isinstance(self.tower, TowerPlan) or self.tower.projector is not None,
-            "is_wanted": (lambda name: not name.startswith(of_head)) if self.eagle3 else None,
+            "is_wanted": (lambda name: not is_of_head(name, num_layers)) if self.head else None,
         }
 
     @property
@@ -171,19 +173,20 @@ def plan_model(
         if not (may_have_head and is_one_part and checkpoint is not None):
             speculative = speculative.without_model()
     drafting = speculative.model
-    mtp = eagle3 = None
+    mtp = head = None
     if isinstance(drafting, (MtpSettings, Eagle3Settings)) and (pipeline_parallel_size != 1 or stage is not None):
         raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the head out")
-    if isinstance(drafting, Eagle3Settings):
-        eagle3 = resolve_model(drafting.model, use_tqdm=use_tqdm)
-        mtp = _eagle3_format(drafting, eagle3, quantization, dtype=computed, on_cpu=on_cpu)
-    if isinstance(drafting, MtpSettings):
+    if isinstance(drafting, (MtpSettings, Eagle3Settings)) and drafting.model is not None:
+        head = resolve_model(drafting.model, use_tqdm=use_tqdm)
+        mtp = _format_of_other(drafting, head, quantization, dtype=computed, on_cpu=on_cpu)
+    elif isinstance(drafting, MtpSettings):
         if not may_have_head:
             raise ConfigError(
                 f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such "
                 "heads are tensors named mtp.* (Qwen 3.5, Qwen3-Next), model.mtp_layers.* (MiMo) or model.mtp_block.* "
                 "(ERNIE 4.5), those of a layer behind the last (DeepSeek V3, GLM 4.5), or blk.N.nextn.* of a GGUF "
-                "file. Use 'lookup', or a draft model"
+                "file. Use 'lookup', or a draft model; the drafter of a Gemma 4 is a checkpoint of its own: pass "
+                "{'method': 'mtp', 'model': ...}"
             )
         if packed:
             mtp = packed.resolve_mtp(drafting.quantization, drafting.vocab_size)
@@ -333,7 +336,7 @@ def plan_model(
         merge,
         checkpoint is not None and may_have_head,
         mtp,
-        eagle3,
+        head,
         draft,
         tower,
     )
@@ -391,12 +394,25 @@ def _eagle3_format(
     settings: Eagle3Settings, folder: Path, quantization: str | None, *, dtype: str, on_cpu: bool
 ) -> MtpFormat:
     """How an EAGLE-3 head of a folder is kept beside a model of `quantization`."""
-    from infinilm.checkpoint.eagle3 import has_lm_head
+    from infinilm.checkpoint.draft_heads import has_lm_head
     from infinilm.config.json.eagle3 import read_eagle3
 
     head = read_eagle3(folder)
     own = _quantization_of_head(settings.quantization, dtype=dtype, on_cpu=on_cpu)
     return MtpFormat(own or quantization, head.vocab_size if has_lm_head(folder) else 0, head)
+
+
+def _format_of_other(
+    settings: MtpSettings | Eagle3Settings, folder: Path, quantization: str | None, *, dtype: str, on_cpu: bool
+) -> MtpFormat:
+    """How the head of a folder of its own is kept beside a model of `quantization`."""
+    from infinilm.config.json.assistant import read_assistant
+
+    if isinstance(settings, Eagle3Settings):
+        return _eagle3_format(settings, folder, quantization, dtype=dtype, on_cpu=on_cpu)
+    head = read_assistant(folder)
+    kept = _head_format(settings, head.layers.vocab_size, quantization, dtype=dtype, on_cpu=on_cpu, has_lm_head=True)
+    return replace(kept, head=head)
 
 
 def _head_format(

@@ -12,6 +12,9 @@ what is preempted and computed again, need nothing of their own. In decode, posi
 not worth their time, since following takes as long as one more layer, and where a step was made ahead. A sequence that
 reads their blocks later sees what these held before. Its drafts are worse, and its answer is the same, since steps
 verify drafts.
+
+A head whose layers read keys and values of the model has none that it could write. So it follows nothing, and reads
+only the position behind which a draft is wanted, at which all of the chain stays: no keys come with drafted tokens.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.logs import logger
@@ -74,6 +78,19 @@ class _Followed:
             first_rows[:-1][is_here],
         )
 
+    def last_of(self, drafting: npt.NDArray[np.bool_]) -> _Followed:
+        """The last position of each of these chunks."""
+        starts, ends, first_rows = self.starts[drafting], self.ends[drafting], self.first_rows[drafting]
+        return _Followed(
+            self.running,
+            self.blocks,
+            [self.sequences[i] for i in np.flatnonzero(drafting).tolist()],
+            self.slots[drafting],
+            ends - np.int32(1),
+            ends,
+            first_rows + ends - np.int32(1) - starts,
+        )
+
     @property
     def newest(self) -> list[Sequence]:
         """The sequences whose newest token is behind their chunk, so that a draft may begin there."""
@@ -92,12 +109,22 @@ class MtpHead:
         Tokens of a draft at most.
     token_ids : int32 array, optional
         [outputs of the head's lm_head]: their ids in the vocabulary of the model. None: they are the first ids of it.
+    keeps_keys : bool
+        Its layers have keys and values of their own. Otherwise they read those of layers of the model.
     """
 
-    def __init__(self, engine: MtpEngine, num_tokens: int, token_ids: Int32Array | None = None) -> None:
+    def __init__(
+        self,
+        engine: MtpEngine,
+        num_tokens: int,
+        token_ids: Int32Array | None = None,
+        *,
+        keeps_keys: bool = True,
+    ) -> None:
         self._engine: MtpEngine | None = engine  # None: it has failed
         self._num_tokens = num_tokens
         self._token_ids = token_ids
+        self._keeps_keys = keeps_keys
         self._followed: _Followed | None = None  # what is to be followed
         self._newest: list[Sequence] = []
         self._drafted: dict[int, tuple[Sequence, list[int]]] = {}  # by slot: whose draft, and its tokens
@@ -151,18 +178,22 @@ class MtpHead:
 
     def _follow(self, engine: MtpEngine, followed: _Followed, lengths: Mapping[int, int]) -> list[Round] | None:
         """`lengths`: by slot, tokens to be drafted, of sequences that have their newest token behind their chunk."""
+        if not self._keeps_keys:
+            followed = followed.last_of(np.array([slot in lengths for slot in followed.slots.tolist()], np.bool_))
+            if not followed.sequences:
+                return []
         slots, running = followed.slots, followed.running
         layout = Layout.of_chunks(slots, followed.starts, followed.ends - followed.starts)
         hidden_rows = layout.positions + np.repeat(followed.first_rows - layout.starts, layout.ends - layout.starts)
         is_drafting = np.array([slot in lengths for slot in slots.tolist()])
         token_ids = running.token_ids(layout.token_slots, layout.positions + 1)
         rows = layout.cu_seqlens_q[1:][is_drafting] - np.int32(1)
-        positions = rope_positions(running, layout, followed.sequences)
+        positions = self._rope_positions(running, layout, followed.sequences)
         drawn = self._run(engine, layout, followed.blocks, token_ids, hidden_rows.astype(np.int32), rows, positions)
         by_slot = {sequence.slot: sequence for sequence in followed.sequences}
-        drafting, ends = slots[is_drafting], followed.ends[is_drafting]
+        drafting, starts = slots[is_drafting], followed.ends[is_drafting] - np.int32(not self._keeps_keys)
         drafts = {slot: [token_id] for slot, token_id in zip(drafting.tolist(), drawn, strict=True)}
-        rounds = self._chain(engine, running, followed.blocks, drafting, ends, rows, drafts, lengths)
+        rounds = self._chain(engine, running, followed.blocks, drafting, starts, rows, drafts, lengths)
         self._drafted = {slot: (by_slot[slot], draft) for slot, draft in drafts.items()}
         follows_prompt = (followed.ends - followed.starts).max() > MAX_DRAFT_TOKENS + 1
         return None if follows_prompt else rounds
@@ -187,7 +218,7 @@ class MtpHead:
         held = blocks.lengths[slots].tolist()
         most = blocks.block_table.shape[2]
         for slot, start, length in zip(slots.tolist(), starts.tolist(), held, strict=True):
-            wanted = min(blocks.blocks_for(start + lengths[slot] - 1), most)
+            wanted = min(blocks.blocks_for(start + lengths[slot] - 1), most) if self._keeps_keys else length
             blocks.grow(slot, min(wanted, length + max(blocks.headroom(), 0)) * blocks.block_size)
         try:
             for count in range(1, max(lengths.values(), default=1)):
@@ -201,15 +232,23 @@ class MtpHead:
                     break
                 rows = np.arange(len(slots), dtype=np.int32)
                 layout = Layout.of_one_token(slots, starts)
-                drawn = self._run(engine, layout, blocks, last, hidden_rows, rows, rope_positions(running, layout))
+                positions = self._rope_positions(running, layout)
+                drawn = self._run(engine, layout, blocks, last, hidden_rows, rows, positions)
                 for slot, token_id in zip(slots.tolist(), drawn, strict=True):
                     drafts[slot].append(token_id)
-                starts, hidden_rows = starts + np.int32(1), rows
+                starts, hidden_rows = starts + np.int32(self._keeps_keys), rows
                 rounds.append((len(slots), time.perf_counter() - begin))
         finally:
             for slot, length in zip(drafts, held, strict=True):
                 blocks.trim(slot, length * blocks.block_size)
         return rounds
+
+    def _rope_positions(
+        self, running: RunningSequences, layout: Layout, sequences: SequenceOf[Sequence] = ()
+    ) -> BatchArrays:
+        if not self._keeps_keys:  # it is turned by the position of its token, which is behind that of the hidden state
+            return {"rope_positions": (layout.positions + np.int32(1))[None]}
+        return rope_positions(running, layout, sequences)
 
     def _run(
         self,

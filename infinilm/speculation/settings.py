@@ -33,7 +33,7 @@ _OTHER_KEYS = MappingProxyType({"num_speculative_tokens": "num_tokens", "prompt_
 _KEYS = MappingProxyType(
     {
         "lookup": ("num_tokens", "min_match"),
-        "mtp": ("num_tokens", "quantization", "vocab_size"),
+        "mtp": ("num_tokens", "quantization", "vocab_size", "model"),
         "eagle3": ("model", "num_tokens", "quantization"),
         "draft_model": ("model", "num_tokens", "quantization"),
     }
@@ -90,7 +90,7 @@ class DraftModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class MtpSettings:
-    """The MTP head of the checkpoint drafts.
+    """The MTP head of the checkpoint drafts, or one that is a checkpoint of its own.
 
     Attributes
     ----------
@@ -103,13 +103,19 @@ class MtpSettings:
     vocab_size : int or None
         The head drafts the first so many ids of the vocabulary alone, which are the most frequent tokens in those of
         most tokenizers. None: all.
+    model : str, path or None
+        Folder or hub id of a drafter such as Gemma 4's, which was trained with the model. None: the head is in the
+        checkpoint of the model.
     """
 
     num_tokens: int = 3
     quantization: str | None = "auto"
     vocab_size: int | None = None
+    model: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.model is not None:
+            _check_model(self.model)
         _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
         _check_quantization("an MTP head", self.quantization)
         if self.vocab_size is not None:

@@ -62,9 +62,10 @@ std::vector<TensorView> Decoder::make_ropes(const Batch& batch) {
 }
 
 TensorView Decoder::norm_behind(int layer) const {
-    if (layer == spec_.num_layers) return model_.mtp->norm.prepared;
+    const size_t next = static_cast<size_t>(layer) + 1;
     if (layer + 1 == spec_.num_layers) return model_.norm.prepared;
-    return model_.layers[static_cast<size_t>(layer) + 1].sublayers.front().norm_ahead();
+    if (next == model_.layers.size()) return model_.mtp->norm.prepared;
+    return model_.layers[next].sublayers.front().norm_ahead();
 }
 
 // Each sublayer begins with its norm and ends by adding its result to the residual stream: see Stream. One that is
@@ -72,13 +73,14 @@ TensorView Decoder::norm_behind(int layer) const {
 template <class Tap>
 void Decoder::run_layer(const Step<Tap>& s) const {
     const Layer& layer = model_.layers[static_cast<size_t>(s.layer)];
+    const Stream& stream = model_.stream_of(s.layer);
     const TensorView after = norm_behind(s.layer);
     const auto begin = [&](const Sublayer& own) {
         const Input in = own.is_beside && !own.norm_site ? Input{.x = s.normed}
-                         : own.is_beside                 ? model_.stream.norm_beside(s, own.norm, *own.norm_site)
+                         : own.is_beside                 ? stream.norm_beside(s, own.norm, *own.norm_site)
                          : own.reads                     ? Input{.x = s.view(own.reads)}
-                         : own.norm_site ? model_.stream.begin(s, own.norm, *own.norm_site, own.takes_place)
-                                         : Input{.x = s.x};
+                         : own.norm_site                 ? stream.begin(s, own.norm, *own.norm_site, own.takes_place)
+                                                         : Input{.x = s.x};
         std::visit([&](const auto& body) { body.begin(s, in); }, own.body);
     };
     for (size_t i = 0; i < layer.sublayers.size(); ++i) {
@@ -99,16 +101,15 @@ void Decoder::run_layer(const Step<Tap>& s) const {
                                     .is_whole = requires { body.is_whole; },
                                     .multiplier = own.multiplier,
                                     .scale = next ? 1 : layer.scale};
-                model_.stream.add(s, branch, [&](const TensorView& residual, const TensorView& out) {
-                    body.finish(s, residual, out);
-                });
+                stream.add(s, branch,
+                           [&](const TensorView& residual, const TensorView& out) { body.finish(s, residual, out); });
             },
             own.body);
     }
 }
 
 template <class Tap>
-Step<Tap> Decoder::make_step(const Batch& batch, const KvCache& cache, const Tap& tap) {
+Step<Tap> Decoder::make_step(const Batch& batch, const KvCache& cache, const Tap& tap, const Stream& stream) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     buffers_.reserve(backend_, model_.buffers, std::max(num_tokens, num_rows), Tap::active);
     return {.backend = backend_,
@@ -123,14 +124,14 @@ Step<Tap> Decoder::make_step(const Batch& batch, const KvCache& cache, const Tap
             .clip_out = spec_.clipped_linears ? buffers_.view(model_.clip_out, num_tokens) : TensorView(),
             .ropes = {},
             .position_bias = model_.position_bias ? TensorView(model_.position_bias->by_distance()) : TensorView(),
-            .x = buffers_.tensor(model_.stream.x, num_tokens),
-            .normed = buffers_.tensor(model_.stream.normed, num_tokens)};
+            .x = buffers_.tensor(stream.x, num_tokens),
+            .normed = buffers_.tensor(stream.normed, num_tokens)};
 }
 
 template <class Tap>
 Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const LayerRange layers = spec_.own_layers();
-    Step<Tap> s = make_step(batch, cache, tap);
+    Step<Tap> s = make_step(batch, cache, tap, model_.stream);
     if constexpr (Tap::active)
         if (tap.lora) {
             reserve_lora(*tap.lora);
@@ -173,13 +174,13 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
 
 Tensor Decoder::draft(const Batch& batch, const KvCache& cache) {
     const NoTap tap;
-    Step<NoTap> s = make_step(batch, cache, tap);
+    Step<NoTap> s = make_step(batch, cache, tap, model_.mtp->stream);
     model_.mtp->begin(s, model_.embed_tokens);
     const std::vector<TensorView> ropes = make_ropes(batch);
     s.ropes = ropes;
-    model_.stream.start(s, model_.layers.back().sublayers.front().norm_ahead());
-    s.layer = spec_.num_layers;
-    run_layer(s);
+    const LayerRange layers{spec_.num_layers, spec_.own_layers_and_head().end};
+    model_.mtp->stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
+    for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) run_layer(s);
     model_.mtp->keep(s);
     return compute_logits(s, model_.end_of_draft());
 }
@@ -190,7 +191,7 @@ Tensor Decoder::compute_logits(const Step<Tap>& s, const LmHead& head) {
     if (s.batch.logits_rows.shape(0) == 0) return {};  // a chunk of a prompt that is not the last
     begin_attention(s.batch, spec_.num_layers);        // that is, the logits
     const int64_t num_rows = s.batch.logits_rows.shape(0);
-    const TensorView last = buffers_.view(model_.last, num_rows);
+    const TensorView last = buffers_.view(head.last, num_rows);
     ops::gather_rows(backend_, {.x = s.x, .rows = s.batch.logits_rows, .out = last});
     if (!spec_.lm_head) {
         const Tensor states = hidden_states(last, head.norm);
@@ -198,11 +199,11 @@ Tensor Decoder::compute_logits(const Step<Tap>& s, const LmHead& head) {
         return states;
     }
     NormPrologue norm{.weight = head.norm.prepared,
-                      .scratch = buffers_.view(model_.stream.normed, num_rows),
+                      .scratch = buffers_.view(head.stream.normed, num_rows),
                       .eps = spec_.rms_norm_eps};
     if constexpr (Tap::active) {
         ops::rms_norm(backend_, {.x = last, .weight = norm.weight, .out = last, .eps = norm.eps});
-        s.tap_common(sites::final_norm, last, buffers_.tensor(model_.last, num_rows));
+        s.tap_common(sites::final_norm, last, buffers_.tensor(head.last, num_rows));
         norm = {};
     }
     const Tensor logits = logits_.compute(s.batch, head, last, norm, Tap::active);

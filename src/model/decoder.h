@@ -36,7 +36,7 @@ public:
 private:
     void reserve_lora(const LoraStep& step);
     template <class Tap>
-    Step<Tap> make_step(const Batch& batch, const KvCache& cache, const Tap& tap);
+    Step<Tap> make_step(const Batch& batch, const KvCache& cache, const Tap& tap, const Stream& stream);
     std::vector<TensorView> make_ropes(const Batch& batch);  // cosines and sines of the step: see Step::ropes
     TensorView norm_behind(int layer) const;  // of what the layer leaves: the first norm of the next one, or the last
     template <class Tap>

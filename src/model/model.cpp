@@ -46,6 +46,7 @@ Body make_feed_forward(const ModelSpec& model, const LayerSpec& layer, BufferPla
     return MlpAndExperts(model, *layer.mlp, *layer.experts, plan);
 }
 
+// spec: as the layer sees it, see ModelSpec::around.
 Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
     const auto pre_norm = [&](Site site) { return spec.pre_norms ? std::optional(site) : std::nullopt; };
     const bool reads_joined = spec.is_eagle3(layer), post_norms = spec.post_norms && !reads_joined;
@@ -118,7 +119,9 @@ Model::Model(const ModelSpec& spec)
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
     if (spec.mtp) {
         mtp.emplace(spec, buffers);
-        layers.push_back(make_layer(spec, spec.num_layers, buffers));
+        const ModelSpec around = spec.around(spec.num_layers);
+        for (int layer = spec.num_layers; layer < spec.own_layers_and_head().end; ++layer)
+            layers.push_back(make_layer(around, layer, buffers));
     }
 }
 
@@ -145,8 +148,9 @@ void Model::declare(ParamTable& table) {
     for (size_t i = 0; i < layers.size(); ++i) {
         Layer& layer = layers[i];
         table.begin_layer(static_cast<int>(i));
+        const int64_t width = i < model.layers.size() ? hidden : mtp->last.columns;
         const auto norm = [&](VectorWeights& weights, Site site, float multiplier = 1) {
-            table.norm(weights, concat(table.prefix(), site.name), hidden, {}, multiplier);
+            table.norm(weights, concat(table.prefix(), site.name), width, {}, multiplier);
         };
         for (Sublayer& own : layer.sublayers) {
             if (own.norm_site) norm(own.norm, *own.norm_site, own.norm_multiplier);
@@ -160,7 +164,7 @@ void Model::declare(ParamTable& table) {
                              return Tensor();  // the host reads it
                          });
     }
-    if (mtp) mtp->declare(table);  // in the last of these layers, which is its
+    if (mtp) mtp->declare(table);  // in the last of these layers, which are its
     table.begin_layer(-1);
     if (!model.tower || model.tower->norm)
         table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);  // lm_head is linear
@@ -220,7 +224,8 @@ std::vector<ModelSite> Model::sites() const {
 }
 
 LmHead Model::end_of_draft() const {
-    return {mtp->norm, spec.mtp->lm_head_size > 0 ? mtp->lm_head : lm_head, spec.num_logits(true)};
+    return {mtp->norm, spec.mtp->lm_head_size > 0 ? mtp->lm_head : lm_head, spec.num_logits(true), mtp->stream,
+            mtp->last};
 }
 
 LoraPlan Model::lora_plan(int64_t most_rank) const {

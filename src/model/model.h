@@ -54,6 +54,8 @@ struct LmHead {
     const VectorWeights& norm;     // [hidden_size]
     const LinearWeights& weights;  // [rows of the vocabulary, hidden_size]
     int64_t size;                  // outputs of all ranks, which are the first ids of the vocabulary
+    const Stream& stream;          // that the hidden states come from
+    Buffer last;                   // [num_rows, hidden_size]: the rows of it that logits are made of
 };
 
 // What a step with adapters needs besides: see LoraParams.
@@ -75,16 +77,17 @@ public:
     std::vector<LinearCall> calls() const;  // of all layers
     std::vector<ModelSite> sites() const;   // where hooks may look
     LoraPlan lora_plan(int64_t most_rank) const;
-    LmHead end() const { return {norm, lm_head, spec.vocab_size}; }
+    LmHead end() const { return {norm, lm_head, spec.vocab_size, stream, last}; }
     LmHead end_of_draft() const;
+    const Stream& stream_of(int layer) const { return layer < spec.num_layers ? stream : mtp->stream; }
 
     ModelSpec spec;
     BufferPlan buffers;
     Stream stream;
-    Buffer last;                  // [num_rows, hidden_size]: the rows of the residual stream that logits are made of
+    Buffer last;                  // see LmHead
     Buffer clip_in, clip_out;     // see Step
     std::vector<Buffer> cos_sin;  // of each rope: [num_tokens, rotary_dim] float32
-    std::vector<Layer> layers;    // [num_layers], and that of the MTP head
+    std::vector<Layer> layers;    // [num_layers], and those of the MTP head
     std::optional<MtpHead> mtp;
     std::optional<OwnVectors> own_vectors;
     std::optional<EmbeddingSum> embedding_sum;

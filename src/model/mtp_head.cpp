@@ -5,8 +5,12 @@
 namespace infinilm {
 
 MtpHead::MtpHead(const ModelSpec& spec, BufferPlan& plan)
-    : hidden_size_(spec.hidden_size),
+    : stream(spec.around(spec.num_layers), plan),
+      last(plan.add({.name = "last", .columns = spec.around(spec.num_layers).hidden_size})),
+      hidden_size_(spec.hidden_size),
       vocab_size_(spec.vocab_size),
+      width_(last.columns),
+      is_projected_(spec.mtp->hidden_size > 0),
       num_layers_(spec.num_layers),
       eps_(spec.rms_norm_eps),
       embedding_multiplier_(spec.embedding_multiplier),
@@ -17,33 +21,43 @@ MtpHead::MtpHead(const ModelSpec& spec, BufferPlan& plan)
       fc_(taps_.size()) {}
 
 Buffer MtpHead::joined(const ModelSpec& spec, BufferPlan& plan) {
-    return plan.add({.name = "mtp_joined", .columns = 2 * static_cast<int64_t>(spec.hidden_size)});
+    const int64_t rows = spec.mtp->hidden_size > 0 ? 2 : 1;  // what linears of their own read is contiguous
+    return plan.add({.name = "mtp_joined", .columns = 2 / rows * spec.hidden_size, .rows = rows});
 }
 
 void MtpHead::declare(ParamTable& table) {
     const std::string at = table.prefix();
-    const auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in_features,
+    const auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in_features, int64_t out_features,
                             std::string_view timed) {
         table.linear(weights, {.name = at + name,
                                .in_features = in_features,
-                               .parts = {{at + name, hidden_size_}},
+                               .parts = {{at + name, out_features}},
                                .timed = timed,
                                .adaptable = false});
     };
-    table.norm(enorm_, at + "enorm", hidden_size_);
-    table.norm(hnorm_, at + "hnorm", hidden_size_);
-    if (taps_.empty()) linear(eh_proj_, "eh_proj", 2 * hidden_size_, "eh_proj");
-    for (size_t i = 0; i < fc_.size(); ++i) linear(fc_[i], concat("fc.", i), hidden_size_, "fc");
-    table.norm(norm, at + "shared_head.norm", hidden_size_);
+    if (is_projected_) {
+        for (size_t i = 0; i < std::size(pre_projections_); ++i)
+            linear(pre_projections_[i], concat("pre_projection.", i), hidden_size_, width_, "eh_proj");
+        linear(post_projection_, "post_projection", width_, hidden_size_, "eh_proj");
+    } else {
+        table.norm(enorm_, at + "enorm", hidden_size_);
+        table.norm(hnorm_, at + "hnorm", hidden_size_);
+        if (taps_.empty()) linear(eh_proj_, "eh_proj", 2 * hidden_size_, hidden_size_, "eh_proj");
+        for (size_t i = 0; i < fc_.size(); ++i) linear(fc_[i], concat("fc.", i), hidden_size_, hidden_size_, "fc");
+    }
+    table.norm(norm, at + "shared_head.norm", width_);
     if (const int size = table.model().mtp->lm_head_size)
         table.linear(lm_head, {.name = at + "shared_head.head",
-                               .in_features = hidden_size_,
+                               .in_features = width_,
                                .parts = {{at + "shared_head.head", size, Cut::rows(vocab_parts)}},
                                .timed = "lm_head",
                                .adaptable = false});
 }
 
 std::vector<LinearCall> MtpHead::calls() const {
+    if (is_projected_)
+        return {{.in_features = hidden_size_, .out_features = width_, .adaptable = false},
+                {.in_features = width_, .out_features = hidden_size_, .adaptable = false}};
     const int64_t in_features = taps_.empty() ? 2 * hidden_size_ : hidden_size_;
     return {{.in_features = in_features, .out_features = hidden_size_, .adaptable = false}};
 }
@@ -54,6 +68,14 @@ void MtpHead::begin(const Step<NoTap>& s, const LinearWeights& embed_tokens) con
     const auto norm = [&](const VectorWeights& weight, const TensorView& out) {
         ops::rms_norm(s.backend, {.x = s.x, .weight = weight.prepared, .out = out, .eps = eps_});
     };
+    if (is_projected_) {
+        const TensorView of_token = joined.slice(0, 0, s.num_tokens()),
+                         of_model = joined.slice(0, s.num_tokens(), 2 * s.num_tokens());
+        s.embed(s.batch.input_ids, embed_tokens, vocab_size_, embedding_multiplier_, of_token);
+        ops::gather_rows(s.backend, {.x = hidden, .rows = s.batch.hidden_rows, .out = of_model});
+        s.linear(pre_projections_[0], of_token, s.x);
+        return s.linear(pre_projections_[1], of_model, s.x, {}, s.x);
+    }
     s.embed(s.batch.input_ids, embed_tokens, vocab_size_, embedding_multiplier_, s.x);
     norm(enorm_, joined.slice(1, 0, hidden_size_));
     ops::gather_rows(s.backend, {.x = hidden, .rows = s.batch.hidden_rows, .out = s.x});
@@ -73,7 +95,10 @@ void MtpHead::read(const Step<Tap>& s, const VectorWeights& norm) const {
 }
 
 void MtpHead::keep(const Step<NoTap>& s) const {
-    if (taps_.empty())
+    if (is_projected_) {
+        keep_normed(s.backend, s.x, norm, s.normed);
+        s.linear(post_projection_, s.normed, s.view(hidden_));
+    } else if (taps_.empty())
         keep_normed(s.backend, s.x, norm, s.view(hidden_));
     else
         s.backend.copy(s.x, s.view(hidden_));

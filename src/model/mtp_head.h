@@ -9,10 +9,16 @@
 // published checkpoints). The hidden state of an EAGLE-3 head is a projection of the residual stream at some layers,
 // side by side, and the residual stream of the head begins with it. Its attention reads what is joined, and a chain
 // takes the residual stream that the head leaves (Li et al., arXiv:2503.01840; vLLM's llama_eagle3.py).
+//
+// A drafter such as Gemma 4's has layers of a width of its own. The embedding and the hidden state are projected to it
+// as they are, and what the last norm leaves is projected back for a chain (modeling_gemma4_assistant.py of
+// transformers). Its layers read keys and values of the model, so it need not see the text itself: a chain stays at one
+// position.
 #pragma once
 
 #include "model/buffers.h"
 #include "model/step.h"
+#include "model/stream.h"
 #include "model/table.h"
 
 namespace infinilm {
@@ -21,7 +27,7 @@ class MtpHead {
 public:
     MtpHead(const ModelSpec& spec, BufferPlan& plan);
     static Buffer joined(const ModelSpec& spec, BufferPlan& plan);  // [num_tokens, 2 * hidden_size]
-    void declare(ParamTable& table);                                // within its layer
+    void declare(ParamTable& table);                                // within its last layer
     std::vector<LinearCall> calls() const;
     // What the layer begins with: s.x of the hidden states that Batch::hidden_rows names. table: of the model.
     void begin(const Step<NoTap>& s, const LinearWeights& embed_tokens) const;
@@ -29,24 +35,30 @@ public:
     // of the head reads of it: of all tokens. norm: behind the last layer.
     template <class Tap>
     void read(const Step<Tap>& s, const VectorWeights& norm) const;
-    void keep(const Step<NoTap>& s) const;  // the same of the head itself, behind its layer
+    void keep(const Step<NoTap>& s) const;  // the same of the head itself, behind its layers
 
-    VectorWeights norm;     // [hidden_size], behind its layer
-    LinearWeights lm_head;  // [rows of the rank, hidden_size], if it has one of its own: see MtpSpec
+    Stream stream;          // of its layers, [num_tokens, width]
+    Buffer last;            // [num_rows, width]: see LmHead
+    VectorWeights norm;     // [width], behind its layers
+    LinearWeights lm_head;  // [rows of the rank, width], if it has one of its own: see MtpSpec
 
 private:
     void keep_normed(Backend& backend, const TensorView& x, const VectorWeights& norm, const TensorView& hidden) const;
 
     const int64_t hidden_size_, vocab_size_;
+    const int64_t width_;      // of its layers
+    const bool is_projected_;  // to that and back
     const int num_layers_;
     const float eps_, embedding_multiplier_;
     const std::vector<int> taps_;
     const bool norm_before_residual_;
-    Buffer hidden_;                  // [num_tokens, hidden_size], from step to step
-    Buffer joined_;                  // [num_tokens, 2 * hidden_size]
-    VectorWeights enorm_, hnorm_;    // [hidden_size]: of the embedding and of the hidden state
-    LinearWeights eh_proj_;          // [hidden_size, 2 * hidden_size], without taps
-    std::vector<LinearWeights> fc_;  // [taps]: [hidden_size, hidden_size]
+    Buffer hidden_;  // [num_tokens, hidden_size], from step to step
+    Buffer joined_;  // [num_tokens, 2 * hidden_size], or where it is projected [2 * num_tokens, hidden_size]
+    VectorWeights enorm_, hnorm_;       // [hidden_size]: of the embedding and of the hidden state
+    LinearWeights eh_proj_;             // [hidden_size, 2 * hidden_size], without taps
+    std::vector<LinearWeights> fc_;     // [taps]: [hidden_size, hidden_size]
+    LinearWeights pre_projections_[2];  // [width, hidden_size]: of the embedding and of the hidden state
+    LinearWeights post_projection_;     // [hidden_size, width]
 };
 
 }  // namespace infinilm

@@ -33,8 +33,17 @@ CostSpec LayerSpec::cost() const {
 std::vector<CacheSpec> ModelSpec::caches() const {
     std::vector<CacheSpec> all;
     for (const LayerSpec& layer : layers) all.push_back(layer.cache());
-    if (mtp) all.push_back(mtp->layer.cache());
+    if (mtp)
+        for (const LayerSpec& layer : mtp->layers) all.push_back(layer.cache());
     return all;
+}
+
+ModelSpec ModelSpec::around(int index) const {
+    ModelSpec own = *this;
+    if (index < num_layers) return own;
+    own.own_vectors.reset();
+    if (mtp->hidden_size > 0) own.hidden_size = mtp->hidden_size;
+    return own;
 }
 
 void check_rope(const ModelSpec& model, int rope, int head_dim) {
@@ -85,7 +94,7 @@ void check_layer(const ModelSpec& model, const LayerSpec& layer) {
 
 std::vector<LayerSpec> layers_and_head(const ModelSpec& model) {
     std::vector<LayerSpec> all = model.layers;
-    if (model.mtp) all.push_back(model.mtp->layer);
+    if (model.mtp) all.insert(all.end(), model.mtp->layers.begin(), model.mtp->layers.end());
     return all;
 }
 
@@ -133,7 +142,8 @@ static void check_indexers(const ModelSpec& spec) {
     require_spec(!shares(spec.layers.front()), "layer 0 reads the keys that the layer before it chose; there is none");
     require_spec(!shares(spec.layer(first)), "layer ", first, ", the first of a stage of a pipeline, reads the keys ",
                  "that the layer before it chose; choose other stages");
-    require_spec(!spec.mtp || !shares(spec.mtp->layer), "an MTP head needs an indexer of its own");
+    require_spec(!spec.mtp || std::ranges::none_of(spec.mtp->layers, shares),
+                 "an MTP head needs an indexer of its own");
 }
 
 static void check_position_bias(const ModelSpec& spec) {
@@ -182,8 +192,17 @@ void validate(const ModelSpec& spec) {
     for (const LayerSpec& layer : layers_and_head(spec)) check_layer(spec, layer);
     if (spec.position_bias) check_position_bias(spec);
     if (spec.mtp) {
-        require_spec(spec.mtp->layer.cache().owns_rows(),
-                     "an MTP head needs attention with keys and values of its own");
+        const int width = spec.mtp->hidden_size;
+        require_spec(
+            !spec.mtp->layers.empty() && std::ranges::all_of(spec.mtp->layers,
+                                                             [&](const LayerSpec& layer) {
+                                                                 const CacheSpec own = layer.cache();
+                                                                 return own.has_rows() && !own.has_state() &&
+                                                                        own.owner < spec.num_layers;
+                                                             }),
+            "layers of an MTP head need attention with keys and values of their own, or of layers of the model");
+        require_spec(width >= 0 && (width == 0 || (spec.mtp->lm_head_size > 0 && !spec.mtp->is_eagle3())),
+                     "an MTP head of another width than the model needs an lm_head of its own, and has no taps");
         require_spec(spec.mtp->lm_head_size >= 0 && spec.mtp->lm_head_size <= spec.vocab_size,
                      "the lm_head of an MTP head has up to ", spec.vocab_size,
                      " outputs, as many as the vocabulary, got ", spec.mtp->lm_head_size);
@@ -195,14 +214,14 @@ void validate(const ModelSpec& spec) {
                                       spec.residual_multiplier == 1),
                      "an EAGLE-3 head needs a model whose sublayers begin with an RMSNorm of their own, and add to the "
                      "residual stream what they give");
-        require_spec(!spec.own_vectors && !spec.layer_scalars,
+        require_spec(width > 0 || (!spec.own_vectors && !spec.layer_scalars),
                      "an MTP head has no vectors or scalars of its own, which all layers of this model have");
     }
     const std::vector<CacheSpec> caches = spec.caches();
     check_indexers(spec);
     require_spec(std::ranges::all_of(caches, [&](const CacheSpec& own) { return own.top_k == caches[0].top_k; }),
                  "tokens choose as many keys in all layers, or in none");
-    for (int layer = 0; layer < spec.num_layers; ++layer) check_owner(layer, caches);
+    for (size_t layer = 0; layer < caches.size(); ++layer) check_owner(static_cast<int>(layer), caches);
 }
 
 const char* only_on_cpus(const ModelSpec& spec) {
@@ -238,7 +257,7 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
         if (layer.experts) *layer.experts = layer.experts->local(shard);
     };
     std::ranges::for_each(local.layers, divide);
-    if (local.mtp) divide(local.mtp->layer);
+    if (local.mtp) std::ranges::for_each(local.mtp->layers, divide);
     if (local.position_bias) {
         std::vector<float>& slopes = local.position_bias->slopes;
         const Range own = equal_parts(static_cast<int64_t>(slopes.size()), shard).front();

@@ -127,20 +127,24 @@ struct LayerSpec {
 //
 // With `taps` it is one of EAGLE-3: it reads the residual stream at the beginning of these layers (num_layers: behind
 // the last) in place of the model's last hidden state, and its attention reads the embedding beside that.
+//
+// With a `hidden_size` it is a drafter such as Gemma 4's: layers of that width between two projections, which mostly
+// read the keys and values of layers of the model (AttentionSpec::kv_owner).
 struct MtpSpec {
-    LayerSpec layer;  // It counts as the one behind the last.
+    std::vector<LayerSpec> layers;  // They count as those behind the last.
     Quantization quantization = Quantization::none;
     // Outputs of the head's own lm_head, which are the first ids of the vocabulary; 0: the model's makes its logits.
     int lm_head_size = 0;
     std::vector<int> taps;              // in ascending order
     bool norm_before_residual = false;  // with taps: what it reads is normed before it becomes its residual stream
+    int hidden_size = 0;                // of its layers; 0: that of the model, without projections
 
     bool is_eagle3() const { return !taps.empty(); }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
     static void fields(F f) {
-        f("layer", &MtpSpec::layer, "It counts as the one behind the last.");
+        f("layers", &MtpSpec::layers, "They count as those behind the last.");
         f("quantization", &MtpSpec::quantization, "How the linears of the head are kept.");
         f("lm_head_size", &MtpSpec::lm_head_size,
           "Outputs of the head's own lm_head, which are the first ids of the vocabulary; 0: it uses the model's.");
@@ -148,6 +152,8 @@ struct MtpSpec {
           "Layers at whose beginning an EAGLE-3 head reads the residual stream; empty: it reads the last norm.");
         f("norm_before_residual", &MtpSpec::norm_before_residual,
           "With taps: what it reads is normed before it becomes its residual stream.");
+        f("hidden_size", &MtpSpec::hidden_size,
+          "Of its layers, between projections from and to that of the model; 0: it is that of the model.");
     }
 };
 
@@ -230,16 +236,17 @@ struct ModelSpec {
     LayerRange own_layers() const { return stage.size() > 0 ? stage : LayerRange{0, num_layers}; }
     bool is_first_stage() const { return own_layers().begin == 0; }
     bool is_last_stage() const { return own_layers().end == num_layers; }
-    // The same with the layer of the MTP head: all that have weights and a cache.
+    // The same with the layers of the MTP head: all that have weights and a cache.
     LayerRange own_layers_and_head() const {
         LayerRange own = own_layers();
-        if (mtp && is_last_stage()) ++own.end;
+        if (mtp && is_last_stage()) own.end += static_cast<int>(mtp->layers.size());
         return own;
     }
     const LayerSpec& layer(int index) const {
-        return index == num_layers ? mtp->layer : layers[static_cast<size_t>(index)];
+        return index < num_layers ? layers[static_cast<size_t>(index)]
+                                  : mtp->layers[static_cast<size_t>(index - num_layers)];
     }
-    bool is_eagle3(int index) const { return index == num_layers && mtp->is_eagle3(); }
+    bool is_eagle3(int index) const { return index >= num_layers && mtp->is_eagle3(); }
     // Logits of a row: of the model, or of its MTP head. 0: it has no lm_head.
     int num_logits(bool of_head) const {
         return !lm_head ? 0 : of_head && mtp->lm_head_size > 0 ? mtp->lm_head_size : vocab_size;
@@ -251,7 +258,10 @@ struct ModelSpec {
             for (const int axis : rope.axes) most = std::max(most, axis + 1);
         return most;
     }
-    std::vector<CacheSpec> caches() const;  // [num_layers], and that of the MTP head
+    std::vector<CacheSpec> caches() const;  // [num_layers], and those of the MTP head
+    // The model as a layer of this index sees it: those of an MTP head may have another width, and have no vectors of
+    // their own.
+    ModelSpec around(int index) const;
 };
 
 // What a model must be to run, asked once, when an engine is made. ConfigError: sizes that contradict each other.

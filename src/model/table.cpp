@@ -11,7 +11,7 @@ void ParamTable::add(ParamRow row) {
 }
 
 void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
-    const bool of_head = layer_ == model_.num_layers;
+    const bool of_head = layer_ >= model_.num_layers;
     Quantization quantization = !linear.quantised ? Quantization::none
                                 : of_head         ? model_.mtp->quantization
                                                   : model_.quantization;

@@ -26,7 +26,7 @@ from infinilm.engine.hooks import ModelSites
 sys.path.insert(0, str(ROOT / "tests"))
 from quantised_files.conversion import resized
 from speculation.drafters import Book, assert_drafted, counts, told
-from speculation.heads import make_eagle3, make_right_head, make_with_head
+from speculation.heads import make_assistant, make_eagle3, make_right_head, make_with_head
 
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -328,12 +328,15 @@ def drafts(_: Gpu, name: str, folder: str, dtype: str) -> None:
 
 
 def mtp_heads(_: Gpu, name: str, folder: str, dtype: str) -> None:
-    """Drafts of a head, "right", of a golden model, or "eagle3"; the steps of a chain are graphs."""
+    """Drafts of a head, "right", of a golden model, "eagle3" or "assistant"; the steps of a chain are graphs."""
     mtp: dict[str, Any] = {"method": "mtp", "adaptive": False}
     if name == "eagle3":
         path = Path(golden("qwen2"))
         head = make_eagle3(Path(folder), AutoConfig.from_pretrained(path), 90)
         mtp = {"method": "eagle3", "model": head, "adaptive": False}
+    elif name == "assistant":
+        path = Path(golden("gemma4-a4b"))
+        mtp["model"] = make_assistant(Path(folder), "gemma4-a4b", hidden_size=32, intermediate_size=32)
     else:
         path = make_right_head(Path(folder)) if name == "right" else make_with_head(Path(folder) / name, name)
     sampling: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "use_tqdm": False, "seed": 1, "logprobs": 2}

@@ -268,7 +268,13 @@ def test_drafts(simulate: Run, models: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("right", "float32"), ("eagle3", "bfloat16"), ("qwen3-5-full", "bfloat16"), ("glm4-moe", "float16")],
+    [
+        ("right", "float32"),
+        ("eagle3", "bfloat16"),
+        ("assistant", "bfloat16"),
+        ("qwen3-5-full", "bfloat16"),
+        ("glm4-moe", "float16"),
+    ],
 )
 def test_drafts_of_mtp_heads(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:mtp_heads", name=name, folder=str(tmp_path), dtype=dtype)

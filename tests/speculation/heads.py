@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from goldens import entry_of, expand, random_values, write_weights
 from numpy.typing import NDArray
 from quantised_files.writers import save
 
-from infinilm.config.json.model_config import ModelConfig
+if TYPE_CHECKING:  # tools that make goldens have no engine
+    from infinilm.config.json.model_config import ModelConfig
 
 HEADS = (
     "qwen3-5-text",
@@ -24,6 +25,9 @@ HEADS = (
     "mimo",
     "ernie4-5-moe",
 )
+
+DRAFTED = ("gemma4-text", "gemma4-a4b")
+"""Golden Gemma 4 models that drafters are made for: one whose last layers have no keys of their own, and experts."""
 
 _QWEN = {
     "enorm": "mtp.pre_fc_norm_embedding",
@@ -166,4 +170,67 @@ def make_eagle3(
         said = {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
     said |= {"draft_vocab_size": num_ids, **changes}
     (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    return folder
+
+
+def assistant_config(name: str) -> dict[str, Any]:
+    """The config.json of a drafter of a golden Gemma 4, all of whose layers read keys and values of the model."""
+    config = entry_of(name)["config"]
+    text = config.get("text_config", config)
+    same = ("vocab_size", "num_key_value_heads", "head_dim", "global_head_dim", "sliding_window", "rope_parameters")
+    same += ("num_global_key_value_heads", "attention_k_eq_v", "hidden_activation", "max_position_embeddings")
+    own = {
+        **{"model_type": "gemma4_text", "hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 4},
+        **{"num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        **{"num_kv_shared_layers": 3, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+        **{"use_double_wide_mlp": False, "tie_word_embeddings": True},
+    }
+    return {
+        **{"model_type": "gemma4_assistant", "architectures": ["Gemma4AssistantForCausalLM"]},
+        **{"backbone_hidden_size": text["hidden_size"], "tie_word_embeddings": True},
+        "text_config": {**own, **{key: text[key] for key in same if key in text}},
+    }
+
+
+def make_assistant(folder: Path, name: str, *, without: tuple[str, ...] = (), **changes: Any) -> Path:
+    """Write a drafter of a golden Gemma 4. `without`: tensors that are left out. `changes`: of its text_config.
+
+    Changed sizes are those of its tensors, too, but for `backbone_hidden_size`, which is beside text_config.
+    """
+    config = assistant_config(name)
+    model_size = config["backbone_hidden_size"] = changes.pop("backbone_hidden_size", config["backbone_hidden_size"])
+    own = config["text_config"]
+    own |= changes
+    size, inner = own["hidden_size"], own["intermediate_size"]
+    shapes: dict[str, list[int]] = {
+        "pre_projection.weight": [size, 2 * model_size],
+        "post_projection.weight": [model_size, size],
+        "model.embed_tokens.weight": [own["vocab_size"], size],
+        "model.norm.weight": [size],
+    }
+    for layer, kind in enumerate(own["layer_types"]):
+        head_dim = own["head_dim" if kind == "sliding_attention" else "global_head_dim"]
+        norms = (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+        of_layer = {f"{norm}.weight": [size] for norm in norms} | {
+            "layer_scalar": [1],
+            "self_attn.q_proj.weight": [4 * head_dim, size],
+            "self_attn.q_norm.weight": [head_dim],
+            "self_attn.o_proj.weight": [size, 4 * head_dim],
+            "mlp.gate_proj.weight": [inner, size],
+            "mlp.up_proj.weight": [inner, size],
+            "mlp.down_proj.weight": [size, inner],
+        }
+        shapes |= {f"model.layers.{layer}.{tensor}": shape for tensor, shape in of_layer.items()}
+    weights = {}
+    for tensor, shape in shapes.items():
+        mean, spread = (0.9, 0.2) if len(shape) == 1 else (0.0, shape[-1] ** -0.5)
+        weights[tensor] = random_values(f"{name}-assistant/{tensor}", 11, shape, mean, spread)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_weights(folder, {tensor: values for tensor, values in weights.items() if tensor not in without}, "float32")
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from infinilm import _core
+from infinilm.checkpoint.draft_heads import is_of_head
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.config.families import family_of
@@ -51,9 +52,9 @@ def packed_bytes(
     size = 4 if quantised_dtype == "float32" else 2
     packed: dict[str, int] = {}
     # A weight that the engine quantises anew takes as many bytes as it always does.
-    anew = f"model.layers.{part.num_layers}." if part.mtp is not None and part.mtp.quantization != "none" else None
+    is_anew = part.mtp is not None and part.mtp.quantization != "none"
     for name, source in sources.items():
-        if anew is not None and name.startswith(anew):
+        if is_anew and is_of_head(name, part.num_layers):
             continue
         if (nbytes := checkpoint.packed_bytes(source, native.get(name), size, device)) is not None:
             packed[name] = nbytes

@@ -91,7 +91,7 @@ def lm_head(s: Step, h: Array, own: str = "") -> Array:
 
 
 def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
-    """Compute the MTP head, whose layer counts as the one behind the last. See `src/model/mtp_head.h`.
+    """Compute the MTP head, whose layers count as those behind the last. See `src/model/mtp_head.h`.
 
     Parameters
     ----------
@@ -109,20 +109,32 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
         The logits of the tokens behind `ids`, [num_tokens, outputs of the lm_head]; and the normed hidden states of the
         head, as `hidden`.
     """
-    s.layer, head = s.spec.num_layers, s.spec.mtp
+    head = s.spec.mtp
     assert head is not None
+    s.layer = last = s.spec.num_layers + len(head.layers) - 1
+    embedded = s.weight("model.embed_tokens")[ids] * s.scalar(s.spec.embedding_multiplier)
+    if head.hidden_size:
+        inputs = enumerate((embedded, hidden))
+        x = np.sum([s.linear(y, s.name(f"pre_projection.{i}"), bias=False) for i, y in inputs], axis=0)
+        for index in range(s.spec.num_layers, last + 1):
+            s.layer = index
+            x = run_layer(s, x)
+            if s.spec.layer_scalars:
+                x = x * s.weights[s.name("layer_scalar")]
+        own = s.norm(x, s.name("shared_head.norm"))
+        return lm_head(s, own, s.name("shared_head.head")), s.linear(own, s.name("post_projection"), bias=False)
     if hidden.shape[1] != s.spec.hidden_size:
         streams = np.split(hidden, len(head.taps), axis=1)
         hidden = np.sum([s.linear(x, s.name(f"fc.{i}"), bias=False) for i, x in enumerate(streams)], axis=0)
-    embedded = s.weight("model.embed_tokens")[ids] * s.scalar(s.spec.embedding_multiplier)
     both = s.norm(embedded, s.name("enorm")), s.norm(hidden, s.name("hnorm"))
     joined = np.concatenate(both, axis=-1)
     if head.taps:
-        assert head.layer.mixer is not None and head.layer.mlp is not None
+        (layer,) = head.layers
+        assert layer.mixer is not None and layer.mlp is not None
         x = both[1] if head.norm_before_residual else hidden
-        x = x + mix(s, head.layer.mixer, joined)
+        x = x + mix(s, layer.mixer, joined)
         normed = s.norm(x, s.name("post_attention_layernorm"))
-        x = x + mlp(s, head.layer.mlp, normed)
+        x = x + mlp(s, layer.mlp, normed)
     else:
         x = run_layer(s, s.linear(joined, s.name("eh_proj"), bias=False))
     own = s.norm(x, s.name("shared_head.norm"))

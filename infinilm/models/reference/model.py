@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.checkpoint.eagle3 import load_eagle3
+from infinilm.checkpoint.draft_heads import is_of_head, load_head
 from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
@@ -139,18 +139,17 @@ class ReferenceModel(GenerationMixin):
         for name, tensor in params.items() if isinstance(params, Mapping) else params:
             self.load_param(name, tensor)
 
-    def load_weights(self, path: str | os.PathLike[str], eagle3: str | os.PathLike[str] | None = None) -> None:
+    def load_weights(self, path: str | os.PathLike[str], head: str | os.PathLike[str] | None = None) -> None:
         """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit.
 
-        `eagle3`: the checkpoint of the EAGLE-3 head, in a model that was made with one.
+        `head`: the checkpoint of the head, in a model that was made with one that has its own.
         """
-        of_head = f"model.layers.{self.spec.num_layers}."
         options: dict[str, Any] = {"dtype": "float32", "progress": False, "from_numpy": stored_array}
         with open_checkpoint(resolve_model(path)) as checkpoint:
-            is_wanted = None if eagle3 is None else lambda name: not name.startswith(of_head)
+            is_wanted = None if head is None else lambda name: not is_of_head(name, self.spec.num_layers)
             load_weights(checkpoint, self, config=self.config, is_wanted=is_wanted, **options)
-        if eagle3 is not None:
-            load_eagle3(resolve_model(eagle3), self, self.spec, **options)
+        if head is not None:
+            load_head(resolve_model(head), self, self.spec, **options)
 
     def merge_lora(self, folder: str | os.PathLike[str]) -> None:
         """Add a LoRA adapter, as PEFT saves it, to the weights, which are loaded; raises what `read_adapter` raises."""
@@ -237,7 +236,8 @@ class ReferenceModel(GenerationMixin):
             EAGLE-3 head begins with [num_tokens, num_taps * hidden_size] instead, which is the residual stream at the
             beginning of `spec.mtp.taps`, side by side.
         cache : DynamicCache, optional
-            The cache of the head alone. None: nothing came before, and nothing is kept.
+            The cache of the head alone. None: nothing came before, and nothing is kept. A head whose layers read keys
+            and values of the model needs the cache of that, and takes one token for each row, behind its newest one.
 
         Returns
         -------
@@ -257,14 +257,20 @@ class ReferenceModel(GenerationMixin):
         chunks = as_token_rows(next_ids, self.config.vocab_size, allow_empty=True)
         cache = self.new_cache(len(chunks)) if cache is None else cache
         self._check_ready(chunks, cache)
-        drafted = draft(self._step(chunks, cache, None), np.concatenate(chunks), hidden)
-        cache.advance([len(chunk) for chunk in chunks])
+        counts, positions = [len(chunk) for chunk in chunks], None
+        if self.spec.mtp.layers[0].cache.kind == "shared":
+            if set(counts) != {1} or not cache.lengths.all():
+                raise RequestError("a head without keys of its own takes one token of each row, behind the model's")
+            positions = cache.lengths[None].copy()  # of the tokens; what they see ends one before
+            cache.advance([-1] * len(chunks))
+        drafted = draft(self._step(chunks, cache, None, positions), np.concatenate(chunks), hidden)
+        cache.advance(counts)
         return drafted
 
     @property
     def _layers(self) -> list[_core.LayerSpec]:
         head = self.spec.mtp
-        return [*self.spec.layers, *([] if head is None else [head.layer])]
+        return [*self.spec.layers, *([] if head is None else head.layers)]
 
     def _step(
         self, chunks: Sequence[Array], cache: DynamicCache, tap: Tap | None, rope_positions: Array | None = None

@@ -11,7 +11,7 @@ __all__ = ["make_own_vectors", "read_own_vectors"]
 
 def make_own_vectors(s: Step, spec: OwnVectorsSpec, ids: Array, x: Array) -> Array:
     """Compute the vectors of tokens with these ids: x [num_tokens, hidden_size] -> [num_tokens, num_layers, size]."""
-    shape = len(ids), len(s.layers), spec.size
+    shape = len(ids), s.spec.num_layers, spec.size
     of_table = s.weight("model.embed_tokens_per_layer")[ids].reshape(shape) * s.scalar(shape[2] ** 0.5)
     projected = s.linear(x, "model.per_layer_model_projection", False)
     projected = projected.reshape(shape) * s.scalar(s.spec.hidden_size**-0.5)

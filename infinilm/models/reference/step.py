@@ -27,7 +27,7 @@ class Step:
     """The new tokens of all rows, one row behind the other: sublayers work on [num_tokens, ...]."""
 
     spec: ModelSpec
-    layers: Sequence[LayerSpec]  # of the spec, which makes new ones whenever it is asked; then that of the MTP head
+    layers: Sequence[LayerSpec]  # of the spec, which makes new ones whenever it is asked; then those of the MTP head
     weights: Mapping[str, Array]  # in `dtype`
     dtype: str
     ropes: Sequence[tuple[Array, Array]]  # cosines and sines of each table: [num_tokens, 1, R / 2], see `ops.rotate`

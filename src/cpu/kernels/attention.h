@@ -214,9 +214,8 @@ static void weigh_row(const Block<M>& b, int64_t row) {
     constexpr int64_t step = M::softmax_keys;
     static_assert(step == width || sum_parts == 1, "a step adds to one part");
     vec sum[sum_parts] = {};
-    const auto weigh_keys = [&](int64_t k, vec& part) __attribute__((always_inline)) {
-        part = weigh(s + k, largest, weights + k, part);
-    };
+    const auto weigh_keys = [&](int64_t k, vec& part)
+                                __attribute__((always_inline)) { part = weigh(s + k, largest, weights + k, part); };
     int64_t k = keys.begin / step * step;
     for (; k < keys.end && sum_part(k) != 0; k += step) weigh_keys(k, sum[sum_part(k)]);
     for (; k + (sum_parts - 1) * width < keys.end; k += sum_parts * step)  // whose parts stay in registers

@@ -49,7 +49,7 @@ Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hoo
 }
 
 void Mlp::declare(ParamTable& table, const std::string& at, const MlpSpec& whole) {
-    declare_mlp(table, gate_up_proj_, down_proj_, at, whole);
+    declare_mlp(table, gate_up_proj_, down_proj_, at, whole, false, hidden_size_);
 }
 
 void Mlp::declare(ParamTable& table) { declare(table, table.prefix() + "mlp.", *table.layer_spec().mlp); }

@@ -1,4 +1,4 @@
-"""Loads EAGLE-3 heads, which are checkpoints of their own beside that of their model."""
+"""Loads heads that draft, such as those of EAGLE-3, from checkpoints of their own beside that of their model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.checkpoint.sources import FoundTensors, Source
 from infinilm.errors import WeightError
 
-__all__ = ["has_lm_head", "load_eagle3"]
+__all__ = ["has_lm_head", "is_of_head", "load_head"]
 
 _LM_HEAD = "lm_head.weight"
 _LAYERS = ("midlayer.", "layers.0.")  # what stands before the names of its layer: in the authors' form, in speculators
@@ -35,7 +35,13 @@ def has_lm_head(folder: Path) -> bool:
         return _LM_HEAD in checkpoint.tensors
 
 
-def load_eagle3(
+def is_of_head(name: str, num_layers: int) -> bool:
+    """Whether a parameter is of a layer behind those of the model."""
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    return layer.isdigit() and int(layer) >= num_layers
+
+
+def load_head(
     folder: Path,
     engine: WeightEngine,
     spec: _core.ModelSpec,
@@ -44,7 +50,7 @@ def load_eagle3(
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
 ) -> npt.NDArray[np.int32] | None:
-    """Load an EAGLE-3 head into an engine of its model.
+    """Load a head into an engine of its model.
 
     Parameters
     ----------
@@ -66,6 +72,8 @@ def load_eagle3(
     FileNotFoundError, WeightError
         The files are not there, or not as config.json says.
     """
+    assert spec.mtp is not None
+    find = _find_assistant if spec.mtp.hidden_size else _find_eagle3
 
     def add_offset(name: str, array: npt.NDArray[Any], kept: str) -> npt.NDArray[Any]:
         """The engine adds to each norm what the norms of its model lack; those of a head lack nothing."""
@@ -81,14 +89,46 @@ def load_eagle3(
             progress=progress,
             from_numpy=from_numpy,
             change=add_offset,
-            find=lambda expected, stored: _find(spec, expected, stored),
+            find=lambda expected, stored: find(spec, expected, stored),
             is_whole=False,
-            is_wanted=lambda name: name.startswith(f"model.layers.{spec.num_layers}."),
+            is_wanted=lambda name: is_of_head(name, spec.num_layers),
         )
-        return _token_ids(checkpoint, spec)
+        return None if find is _find_assistant else _token_ids(checkpoint, spec)
 
 
-def _find(
+def _find_assistant(
+    spec: _core.ModelSpec, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, TensorInfo]
+) -> FoundTensors:
+    """Find the tensors of Gemma 4's drafters. Their lm_head is their embedding, which nothing else reads."""
+    sources: dict[str, Source] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    lm_head = _LM_HEAD if _LM_HEAD in stored else "model.embed_tokens.weight"
+    for name, shape in expected.items():
+        number, _, module = name.removeprefix("model.layers.").partition(".")
+        order, num_rows = None, shape[0]
+        if module.startswith("pre_projection."):  # of the embedding, then of the hidden state
+            part, tensor = int(module.split(".")[1]), "pre_projection.weight"
+            order = np.arange(shape[1]) + part * shape[1]
+            shape = shape[0], 2 * shape[1]
+        elif module == "shared_head.head.weight":
+            tensor, shape = lm_head, (spec.vocab_size, shape[1])
+        elif module == "shared_head.norm.weight":
+            tensor = "model.norm.weight"
+        elif module == "post_projection.weight":
+            tensor = module
+        else:
+            tensor = f"model.layers.{int(number) - spec.num_layers}.{module}"
+        sources[name], shapes[tensor] = Source(tensor, 0, num_rows, column_order=order), shape
+    # Clusters of ids spare a part of the lm_head, and all of it is read here. Keys and values are those of the model.
+    not_read = ("masked_embedding.", "model.embed_tokens.", "lm_head.")
+    of_keys = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    left = tuple(
+        name for name in stored if name not in shapes and (name.startswith(not_read) or name.endswith(of_keys))
+    )
+    return FoundTensors(sources, shapes, left)
+
+
+def _find_eagle3(
     spec: _core.ModelSpec, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, TensorInfo]
 ) -> FoundTensors:
     of_layer = next((names for names in _LAYERS if any(tensor.startswith(names) for tensor in stored)), _LAYERS[0])
