@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from infinilm.requests import RequestLimits as RequestLimits
     from infinilm.sampling_params import SamplingParams as SamplingParams
     from infinilm.text import Tokenizer as Tokenizer
+    from infinilm.tiers import PeerRules as PeerRules
 
 # Public names by the module that has them; loaded on first use (PEP 562), which keeps `import infinilm` fast. A test
 # holds this against the imports above, which are for type checkers.
@@ -98,7 +99,6 @@ _LAZY = {
         "infinilm.engine": ("HookRegistry", "InferEngine"),
         "infinilm.generation": ("GenerationMixin",),
         "infinilm.images": ("MediaRules",),
-        "infinilm.tiers": ("PeerRules",),
         "infinilm.llm": ("LLM",),
         "infinilm.models": ("AutoLlamaModel", "AutoModelForCausalLM", "DynamicCache", "ReferenceModel"),
         "infinilm.outputs": (
@@ -120,6 +120,7 @@ _LAZY = {
         "infinilm.requests": ("RequestLimits",),
         "infinilm.sampling_params": ("SamplingParams",),
         "infinilm.text": ("Tokenizer",),
+        "infinilm.tiers": ("PeerRules",),
     }.items()
     for name in names
 }

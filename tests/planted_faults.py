@@ -504,8 +504,8 @@ _CPP_MODEL = (
     Fault(
         "decay and beta are one",
         f"{_KINDS}/delta.cpp",
-        ".b = ⟦in.slice(1, b, a)⟧,",
-        "in.slice(1, a, a + spec_.num_v_heads)",
+        "b = ⟦in.slice(1, b_begin, b_begin + spec_.num_v_heads)⟧;",
+        "in.slice(1, a_begin, a_begin + spec_.num_v_heads)",
         _sites("qwen3-next"),
     ),
     Fault(
