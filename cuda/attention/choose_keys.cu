@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kChooseThreads) choose_keys_kernel(ChooseKeysA
             float sum = 0.0f;
             for (int head = lane; head < p.num_heads; head += 32) {
                 float score = 0.0f;
+#pragma unroll 1  // more rows at once of float32 spill registers
                 for (int d = 0; d < p.head_dim; d += 8) {
                     float k[8];
                     load8(row + d, k);
