@@ -25,6 +25,6 @@ def request_maker(llm: LLM, engine: Any) -> RequestMaker:
         limits,
         limits.max_queued_seqs,
         adapters,
-        ReceiptMaker({}, {}, lambda: "", adapters, llm.tokenizer, has_hooks=lambda: False),
+        ReceiptMaker({}, {}, lambda: "", adapters, llm.tokenizer, has_hooks=lambda: False, tower=lambda: None),
         "benchmarks have no pictures",
     )

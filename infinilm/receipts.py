@@ -61,7 +61,7 @@ class Receipt:
     stop_reason : str, int or None
         As in `CompletionOutput`.
     images : tuple of Mapping
-        Of each picture of the prompt: ``sha256`` of its size and pixels once it is decoded, ``detail`` ("high", or
+        For each picture of the prompt, ``sha256`` of its size and pixels once it is decoded, ``detail`` ("high", or
         "low" where it was first made small), ``grid`` and ``tiles`` (rows and columns of patches of a tile, and of
         tiles), and ``prepared``, SHA-256 of what the tower was shown, behind resizing.
     signature : Mapping or None

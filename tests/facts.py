@@ -48,6 +48,10 @@ WITHOUT_GOLDEN = {
         _OF_ENCODERS,
     ),
     "AttentionSpec.inputs=set": "EAGLE-3 heads alone have it: tests/speculation/test_eagle3.py",
+    **dict.fromkeys(
+        ("ModelSpec.clipped_linears=True", "OwnVectorsSpec.pad_id=set"),
+        "only Gemma 4 E2B and E4B with their tower have it: tests/golden_vision",
+    ),
     "ModelSpec.given_levels=set": "only models that see have it, whose goldens have a tower: tests/golden_vision",
     "MlpSpec.activation=quick_gelu": "the tower of Qwen2-VL alone has it: tests/golden_vision",
     "OwnVectorsSpec.activation=gelu": _ONLY_GELU,

@@ -40,7 +40,7 @@ from vision import ENTRIES, KEPT, pictures_of, prompts_of, text_of, tokenizer_of
 
 
 class Llama4ImageProcessorPil(Llama4ImageProcessor):
-    """That of Llama 4, which knows torchvision alone, with Pillow's filter in the place of torchvision's."""
+    """The processor of Llama 4, which knows torchvision alone, with Pillow's filter in the place of torchvision's."""
 
     def resize(self, image: torch.Tensor, size: Any, resample: Any = None, **_: Any) -> torch.Tensor:
         resized = [

@@ -159,7 +159,7 @@ def compare(
         what its `reference()` gives.
     prompt
         Token ids, or a text if one of the two is an `LLM` with a tokenizer. None: 32 fixed ids spread over the
-        vocabulary. Of towers: pictures, as `LLM.tower.rows_of` takes them; None: two of fixed noise.
+        vocabulary. For towers, pictures, as `LLM.tower.rows_of` takes them; None: two of fixed noise.
     tolerance
         Relative error that is still no divergence. None: what rounding in the coarser of the two dtypes explains,
         per site (see `SiteDifference`).

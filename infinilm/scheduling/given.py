@@ -35,7 +35,7 @@ class GivenTokens:
     shift : int
         What is added to the place of every later token in the sequence to give its position on all axes.
     shown : tuple of Mapping
-        Of each picture, what `Receipt.images` says of it.
+        What `Receipt.images` says of each picture.
     two_way : bool
         Tokens of a span see all of it, so that a step computes what it has not of a span, and nothing else of the
         sequence: see `chunk`.

@@ -242,9 +242,7 @@ class Scheduler:
         max_prompt_tokens
             Tokens of prompts that it computes at most, but for a whole prompt of an encoder; None: what else fits.
         """
-        last, self._last = self._last, None
-        if self._drafting is not None and last is not None and not self._in_flight:
-            self._drafting.learn(last)
+        self.rest()
         choice = StepChoice(self.max_num_batched_tokens)
         try:
             if not self._choose(choice, now, lane, max_prompt_tokens):
@@ -263,6 +261,12 @@ class Scheduler:
             raise
         self._in_flight.append(step)
         return step
+
+    def rest(self) -> None:
+        """Learn from the step whose result came last, and let go of it; before a step, or where there is no work."""
+        last, self._last = self._last, None
+        if self._drafting is not None and last is not None and not self._in_flight:
+            self._drafting.learn(last)
 
     def update(
         self,

@@ -480,6 +480,7 @@ class EngineThread:
 
     def _submit_one(self) -> InFlight | None:
         if not self.scheduler.has_work:
+            self.scheduler.rest()
             return None  # soon: updates of the step before are not delivered yet
         now = time.perf_counter()
         in_flight = None

@@ -61,7 +61,7 @@ class TowerTile(NamedTuple):
 
     @classmethod
     def of(cls, pixels: npt.NDArray[np.float32], grid: tuple[int, int], config: TowerConfig) -> TowerTile:
-        """Of patches in the order of `merge_order`, [num_patches, patch_dim]."""
+        """Rows of the patches in the order of `merge_order`, [num_patches, patch_dim]."""
         order, num_rows = config.windows_of(grid)
         patches = (order[:, None] * config.merged_patches + np.arange(config.merged_patches)).reshape(-1)
         places = merge_order(grid, config.merge_size)[:, patches]

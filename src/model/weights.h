@@ -18,7 +18,7 @@ struct VectorWeights {
     std::function<Tensor(Backend&, const VectorWeights&)> make = {};
 };
 
-// Bounds of what one of the tensors of a linear reads and of what it gives: input_min, input_max, output_min,
+// Bounds of the inputs and outputs of one of the tensors of a linear: input_min, input_max, output_min,
 // output_max.
 struct Clip {
     struct Bounds {

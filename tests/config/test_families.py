@@ -402,6 +402,7 @@ def test_build_spec_fills_every_field():
         "own_vectors": None,
         "embedding_sum": None,
         "position_bias": None,
+        "clipped_linears": False,
     }
 
 
@@ -436,6 +437,7 @@ def layer_with(sliding_window):
             **heads,
             **reads,
             "value_dim": 20,
+            "spans": True,
             "index_dim": 0,
             "top_k": 0,
             "owner": -1,

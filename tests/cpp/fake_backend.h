@@ -57,6 +57,7 @@ public:
     void rope_table(const RopeTableParams&) override { unused(); }
     void qk_norm_rope_store_kv(const RopeStoreParams&) override { unused(); }
     void paged_attention(const AttentionParams&) override { unused(); }
+    void choose_keys(const ChooseKeysParams&) override { unused(); }
     void act_mul(const ActMulParams&) override { unused(); }
     void clip(const ClipParams&) override { unused(); }
     void soft_cap(const SoftCapParams&) override { unused(); }

@@ -100,7 +100,7 @@ def test_a_pipeline_and_one_stage_have_the_same_files(name: str, tmp_path: Path)
         assert answers(llm, asked) == expected
     for stages in (1, 2):
         with open_llm(golden(name), disk_cache=folder, pipeline_parallel_size=stages) as llm:
-            assert cached(llm, asked[0]) >= 32
+            assert cached(llm, asked[0]) >= 16  # where snapshots of states are follows from steps
             assert [answers(llm, [prompt])[0] for prompt in asked] == expected
     with open_llm(golden(name), disk_cache=tmp_path / "one") as llm:
         assert answers(llm, asked[:1]) == expected[:1]

@@ -169,7 +169,7 @@ void Attention::project(const Step<Tap>& s, Input in) const {
         return ops::linear_rope_store_kv(
             s.backend, {.x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv}, params);
     s.linear(qkv_proj_, in.x, qkv, in.norm);
-    // Of q alone, of which no linear knows, or of what is clipped before.
+    // RoPE of q alone, which no linear knows, or behind linears that clip.
     if (!in_parts) return ops::qk_norm_rope_store_kv(s.backend, params);
 
     const auto tap_heads = [&](Site site, int first, int count) {

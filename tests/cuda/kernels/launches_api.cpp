@@ -137,6 +137,13 @@ struct Launches {
             for (int head_dim : {32, 64, 80, 96, 128, 256, 512, 576}) attention(type, head_dim, head_dim);
             for (int head_dim : {96, 256, 512, 576}) attention(type, head_dim, head_dim - 64);
             attention(type, 320, 256);
+            ChooseKeysArgs keys{};
+            keys.q = keys.k_cache = at, keys.weights = as<float>(), keys.scores = as<float>();
+            keys.block_table = keys.cu_seqlens_q = keys.context_lens = as<int>(), keys.slots = as<int>();
+            keys.q_stride = hidden, keys.weights_stride = 64, keys.block_table_stride = 1024, keys.scores_stride = many;
+            keys.num_tokens = 64, keys.num_seqs = 1, keys.num_heads = 64, keys.head_dim = 128, keys.block_size = 16;
+            keys.top_k = 2048, keys.num_score_rows = 16, keys.type = type;
+            expect(choose_keys(keys, nullptr), "choose_keys");
         }
     }
 
