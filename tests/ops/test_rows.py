@@ -326,9 +326,13 @@ def test_act_mul_rows_do_not_depend_on_each_other(isa: str, size: int, seed: int
         assert_bitwise(got, outs[0])
 
 
+# Not -0, since which zero is the larger of two is nothing that anyone may rely on.
+clip_bounds = st.floats(-3, 3, width=32).map(lambda bound: bound + 0.0)
+
+
 @each_isa
 @each_threads
-@given(case=rows(num_tokens=support.sizes), bounds=st.tuples(*[st.floats(-3, 3, width=32)] * 2), in_place=st.booleans())
+@given(case=rows(num_tokens=support.sizes), bounds=st.tuples(clip_bounds, clip_bounds), in_place=st.booleans())
 def test_clip(isa: str, threads: int, case: Rows, bounds: tuple[float, float], in_place: bool) -> None:
     """Exact to the bit; the upper bound counts where the lower one is larger, and NaN stays."""
     x = case.x(case.rng())
