@@ -182,7 +182,7 @@ def test_checkpoints_whose_numbers_are_not_kept(folder: Path, tmp_path: Path) ->
     assert main(["pack", str(folder), str(tmp_path / "packed"), "--quiet"]) == 0
     of_gguf = convert(golden("qwen3")).write(tmp_path / "model.gguf")
     for model, name in ((tmp_path / "packed", "lm_head.weight"), (of_gguf, "output.weight")):
-        with LLM(model, max_model_len=64, use_tqdm=False) as llm:
+        with LLM(model, max_model_len=64, tensor_parallel_size=1, use_tqdm=False) as llm:
             before = llm.forward([1, 2, 3]).tobytes()
             with pytest.raises(RequestError, match="update_weights: the weights of this checkpoint are packed"):
                 llm.update_weights({name: np.zeros((2, 2), np.float32)})
@@ -193,7 +193,7 @@ def test_towers_keep_their_weights(tmp_path: Path) -> None:
     """A tensor of a tower is refused by its name; the text part takes others."""
     with LLM(make_model(tmp_path, "qwen3-vl"), max_model_len=128, use_tqdm=False) as llm:
         name = "layers.0.mlp.down_proj.weight"
-        zeros = np.zeros(llm.engine.state_dict()[0][f"model.{name}"].shape, np.float32)
+        zeros = np.zeros(llm.engine.param_shapes()[f"model.{name}"], np.float32)
         with pytest.raises(WeightError, match=r"the model has no tensor 'model\.visual"):
             llm.update_weights({"model.visual.blocks.0.attn.proj.weight": np.zeros((2, 2), np.float32)})
         before = llm.forward([1, 2, 3]).tobytes()
