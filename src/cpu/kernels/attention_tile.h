@@ -197,7 +197,7 @@ static void stage_values(Tile<E> values, int64_t begin, int64_t end, int64_t val
 
 #if INFINILM_BF16_DOT
 // The same of pairs: out[d * staged_keys + j] = the elements 2 d and 2 d + 1 of key j, zero from head_dim on.
-static void stage_keys(const Bf16* keys, int64_t head_dim, Pair* out) {
+[[maybe_unused]] static void stage_keys(const Bf16* keys, int64_t head_dim, Pair* out) {
     int64_t d = 0;
     for (; d + piece<Bf16> <= head_dim; d += piece<Bf16>) {
         uvec pairs[4];
@@ -216,7 +216,8 @@ static void stage_keys(const Bf16* keys, int64_t head_dim, Pair* out) {
 
 // out[k / 2 * dim + d] = element d of the values k and k + 1, of even k; zero where a value is not in [begin, end), and
 // from value_dim to dim.
-static void stage_values(Tile<Bf16> values, int64_t begin, int64_t end, int64_t value_dim, Pair* out, int64_t dim) {
+[[maybe_unused]] static void stage_values(Tile<Bf16> values, int64_t begin, int64_t end, int64_t value_dim, Pair* out,
+                                          int64_t dim) {
     for (int64_t k = begin / 2 * 2; k < end; k += 2)
         for (int64_t d = 0; d < dim; d += width) {
             const int count = (int)smaller(value_dim - d, width);
@@ -397,7 +398,8 @@ INFINILM_INLINE void value_row(const float* weights, const float* values, int64_
 }
 #if INFINILM_BF16_DOT
 // The same of pairs, one of which may be seen by half.
-static void value_row(const Pair* weights, const Pair* values, int64_t begin, int64_t end, float* sums, int64_t dim) {
+[[maybe_unused]] static void value_row(const Pair* weights, const Pair* values, int64_t begin, int64_t end, float* sums,
+                                       int64_t dim) {
     const auto add_half = [&](int64_t word, uint32_t mask) {
         for (int64_t d = 0; d < dim; d += width) {
             const dvec half = (dvec)(load_uint(values + word * dim + d) & mask);
