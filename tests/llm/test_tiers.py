@@ -19,7 +19,15 @@ from goldens import golden
 from hypothesis import given, settings, strategies as st
 from lora.adapters import make_adapter
 
-from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, RequestLimits, TimeLimitError
+from infinilm import (
+    LLM,
+    ConfigError,
+    HookRegistry,
+    PagedKVCacheConfig,
+    RequestLimits,
+    SamplingParams,
+    TimeLimitError,
+)
 from infinilm.scheduling import scheduler
 from infinilm.serving import prefix_exchange
 from infinilm.tiers import DiskTier, MemoryTier, Segment
@@ -340,12 +348,12 @@ def test_the_least_recently_used_go(tmp_path: Path) -> None:
 def test_cancelled_while_it_is_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that waits for a disk that never answers ends when it is cancelled or late, and others go on."""
     assert fill(model, tmp_path)
-    asked = prompts()
+    asked, four = prompts(), SamplingParams(max_tokens=4, ignore_eos=True)
     gate, read = threading.Event(), DiskTier.read
     monkeypatch.setattr(DiskTier, "read", lambda *args: gate.wait(SECONDS) and read(*args))
     with open_llm(model, disk_cache=tmp_path) as llm:
-        waiting, cancelled = llm.stream(asked[0], max_tokens=4), llm.submit([asked[0]], max_tokens=4)
-        assert len(llm.generate([asked[5]], max_tokens=4, use_tqdm=False)[0].outputs[0].token_ids) == 4
+        waiting, cancelled = llm.stream(asked[0], four), llm.submit([asked[0]], four)
+        assert len(llm.generate([asked[5]], four, use_tqdm=False)[0].outputs[0].token_ids) == 4
         cancelled.cancel()
         assert cancelled.result().outputs[0].finish_reason == "abort"
         gate.set()
@@ -353,7 +361,7 @@ def test_cancelled_while_it_is_read(model: Path, tmp_path: Path, monkeypatch: py
     gate.clear()
     with open_llm(model, disk_cache=tmp_path, limits=RequestLimits(max_seconds=0.2)) as llm:
         with pytest.raises(TimeLimitError):
-            llm.generate([asked[0]], max_tokens=4, use_tqdm=False)
+            llm.generate([asked[0]], four, use_tqdm=False)
         gate.set()
 
 
