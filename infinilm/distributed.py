@@ -177,11 +177,12 @@ def resolve_devices(
     tensor_parallel_size: int = 1,
     device_ids: Iterable[int] | None = None,
     *,
+    num_stages: int = 1,
     must_exist: bool = True,
 ) -> tuple[str, ...]:
-    """The device of each rank, as `LLM` takes them: "cpu", or "cuda" and its ids.
+    """The device of each rank, as `LLM` takes them: "cpu", or "cuda" and its ids, stage by stage.
 
-    `must_exist`: GPUs must be here.
+    `num_stages`: those of a pipeline that are in this process. `must_exist`: GPUs must be here.
 
     Raises
     ------
@@ -191,29 +192,27 @@ def resolve_devices(
         A device that is absent.
     """
     tensor_parallel_size = as_integer("tensor_parallel_size", tensor_parallel_size)
+    num_stages = as_integer("pipeline_parallel_size", num_stages)
+    num_ranks, sizes = tensor_parallel_size * num_stages, f"tensor_parallel_size is {tensor_parallel_size}"
+    if num_stages > 1:
+        sizes += f" and pipeline_parallel_size {num_stages}"
     first = resolve_device(device)
     kind, _, index = first.partition(":")
-    if device == "auto" and index and (tensor_parallel_size != 1 or device_ids is not None):
+    if device == "auto" and index and (num_ranks != 1 or device_ids is not None):
         index = ""  # of the first that is usable: where several are wanted, none is named
-        device_ids = usable_gpus()[: int(tensor_parallel_size)] if device_ids is None else device_ids
+        device_ids = usable_gpus()[:num_ranks] if device_ids is None else device_ids
     if device_ids is None:
-        if tensor_parallel_size == 1:
+        if num_ranks == 1:
             return (first,)
         if index:
-            raise ConfigError(
-                f"device={device!r} is one device, but tensor_parallel_size is {tensor_parallel_size}: pass "
-                f"device={kind!r} and device_ids"
-            )
-        dist_config = DistConfig(tp_size=tensor_parallel_size)
+            raise ConfigError(f"device={device!r} is one device, but {sizes}: pass device={kind!r} and device_ids")
+        dist_config = DistConfig(tp_size=num_ranks)
     else:
         dist_config = DistConfig(tp_device_ids=device_ids)
         if index:
             raise ConfigError(f"device={device!r} and device_ids={dist_config.tp_device_ids}: pass device={kind!r}")
-        if dist_config.tp_size != tensor_parallel_size:
-            raise ConfigError(
-                f"device_ids={dist_config.tp_device_ids} has {dist_config.tp_size} devices, but tensor_parallel_size "
-                f"is {tensor_parallel_size}"
-            )
+        if dist_config.tp_size != num_ranks:
+            raise ConfigError(f"device_ids={dist_config.tp_device_ids} has {dist_config.tp_size} devices, but {sizes}")
     return tuple(rank.device for rank in _make_ranks(dist_config, kind, must_exist=must_exist))
 
 

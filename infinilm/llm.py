@@ -51,8 +51,9 @@ from infinilm.lora import Merge, read_adapter
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages, one_or_each
-from infinilm.planning.cache_plan import MemoryPlan, divide_memory
+from infinilm.planning.cache_plan import MemoryPlan
 from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_drafting
+from infinilm.planning.stage_sizes import divide_shares
 from infinilm.planning.tower import TowerPlan
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.pictures import PictureReader
@@ -301,7 +302,7 @@ class LLM(
         self.model_path: Path = plan.path
         self.config: ModelConfig = plan.config
         self.device: str = plan.device  # the device of the first rank
-        self.devices: tuple[str, ...] = plan.devices  # one for each rank of a stage
+        self.devices: tuple[str, ...] = plan.devices  # one for each rank of the stages that are here
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
@@ -374,10 +375,11 @@ class LLM(
                 )
             self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
             self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
-            if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
+            if plan.device != "cpu" and not others and not isinstance(kv_cache, CacheConfig):
                 # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
-                free_bytes = min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes
-                self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
+                self.memory = self._divide_memory(
+                    kv_cache, max_model_len, longest=self.max_model_len, has_workspace=False
+                )
                 self.max_model_len = self.memory.max_model_len
             allocate_cache(self._engine, self.memory)
         engine_hooks = EngineHooks(self._engine, ModelSites(spec), tensor_parallel_size * pipeline_parallel_size)
@@ -724,10 +726,7 @@ class LLM(
             self._thread.reset_prefix_cache()
             return
         with self._thread.exclusive():
-            free_bytes = min(map(free_memory, self.devices))
-            memory = self._divide_memory(
-                cache_config, free_bytes, self.max_model_len, longest=longest_text(self.config)
-            )
+            memory = self._divide_memory(cache_config, self.max_model_len, longest=longest_text(self.config))
             allocate_cache(self._engine, memory)
             self._thread.scheduler = self._make_scheduler(memory)
             self.memory = memory
@@ -815,19 +814,28 @@ class LLM(
     # ---- inside ----
 
     def _divide_memory(
-        self, kv_cache: int | str | CacheConfig | None, free_bytes: int, max_model_len: int | None, *, longest: int
+        self,
+        kv_cache: int | str | CacheConfig | None,
+        max_model_len: int | None,
+        *,
+        longest: int,
+        has_workspace: bool = True,
     ) -> MemoryPlan:
-        """Divide what is free beside weights and workspace; with max_model_len None for sequences up to `longest`."""
-        return divide_memory(
-            weight_bytes=self.memory.weight_bytes,
-            workspace_bytes=self.memory.workspace_bytes,
-            cache=self._plan.cache,
+        """Divide what is free now, with the weights in memory; with max_model_len None for sequences up to `longest`.
+
+        `has_workspace`: it is in memory, too.
+        """
+        return divide_shares(
+            self._plan.shares,
+            [
+                min(map(free_memory, share.devices)) - (0 if has_workspace else share.workspace_bytes)
+                for share in self._plan.shares
+            ],
             max_position_embeddings=longest,
             max_model_len=max_model_len,
             max_num_seqs=self._max_num_seqs,
             kv_cache=kv_cache,
             kv_cache_dtype=None if isinstance(kv_cache, CacheConfig) and kv_cache.dtype else self._kv_cache_dtype,
-            free_bytes=free_bytes,
         )
 
     def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:

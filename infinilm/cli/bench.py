@@ -262,7 +262,7 @@ def _about(args: argparse.Namespace, llm: LLM, num_threads: int) -> dict[str, An
         "architecture": llm.config.architecture,
         "load_format": args.load_format,
         "devices": list(llm.devices),
-        "tensor_parallel_size": len(llm.devices),
+        "tensor_parallel_size": llm.engine.num_ranks,
         "pipeline_parallel_size": llm.num_stages,
         "dtype": llm.dtype,
         "quantization": args.quantization,

@@ -20,12 +20,12 @@ from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.mapped import FileState
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.spec import build_spec
-from infinilm.devices.system import kernel_class
+from infinilm.devices.system import kernel_class, nccl_library
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError
 from infinilm.pipeline.identity import parts_of
-from infinilm.pipeline.sizes import sizes_of
 from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Connection, accept, connect, listen, read_key
 from infinilm.planning.memory import ModelPlan, plan_model
+from infinilm.planning.stage_sizes import sizes_of
 
 __all__ = ["run_stage"]
 
@@ -167,6 +167,7 @@ class _Agent:
             spec,
             plan.devices,
             num_threads,
+            nccl_library="" if plan.device == "cpu" else nccl_library(),
             num_stages=len(self._addresses) + 1,
             stage=(self._stage, *self._sockets),
         )

@@ -15,9 +15,9 @@ from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.errors import ConfigError, EngineDeadError, RequestError
 from infinilm.pipeline.identity import check_parts, parts_of
-from infinilm.pipeline.sizes import join_sizes, sizes_of
 from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Arrays, Connection, connect, read_key
 from infinilm.planning.memory import ModelPlan
+from infinilm.planning.stage_sizes import join_sizes, sizes_of
 
 __all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages"]
 

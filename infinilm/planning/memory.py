@@ -27,9 +27,10 @@ from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import Merge, PeftAdapter, read_adapter
 from infinilm.lora.adapters import check_name
-from infinilm.planning.cache_plan import CacheSizing, MemoryPlan, divide_memory
+from infinilm.planning.cache_plan import CacheSizing, MemoryPlan
 from infinilm.planning.sizes import parse_size
-from infinilm.planning.stages import StagePart, stage_specs, threads_per_stage
+from infinilm.planning.stage_sizes import MemoryShare, divide_shares
+from infinilm.planning.stages import StagePart, check_ranks, stage_specs, threads_per_stage
 from infinilm.planning.tower import TowerPlan, plan_tower
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
 from infinilm.scheduling.states import NUM_LOG_ROWS
@@ -58,11 +59,11 @@ class ModelPlan:
 
     path: Path  # the checkpoint folder
     config: ModelConfig
-    devices: tuple[str, ...]  # one for each rank: "cpu", "cuda" or "cuda:<index>"
+    devices: tuple[str, ...]  # one for each rank, stage by stage of those here: "cpu", "cuda" or "cuda:<index>"
     stored_dtype: str  # the dtype of the checkpoint's weights
     dtype: str  # what the engine computes in
     quantization: str | None  # how the weights are quantised
-    cache: CacheSizing
+    shares: Sequence[MemoryShare]  # one, or one for each stage on GPUs
     memory: MemoryPlan
     packed: bool  # by `infinilm pack`
     native_types: tuple[str, ...] = ()  # types of quantised weights that are computed with as they are stored
@@ -155,7 +156,12 @@ def plan_model(
     stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()
     packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
-    devices = resolve_devices(device, tensor_parallel_size, device_ids, must_exist=memory is None)
+    num_stages = pipeline_parallel_size if stage is None else 1  # in this process
+    devices = resolve_devices(
+        device, tensor_parallel_size, device_ids, num_stages=num_stages, must_exist=memory is None
+    )
+    num_ranks = len(devices) // num_stages
+    check_ranks(num_stages, num_ranks, devices[0])
     on_cpu = devices[0] == "cpu"
     computed = _resolve_dtype(dtype, stored, on_cpu)
     if packed:
@@ -215,7 +221,7 @@ def plan_model(
         given=tower.config.given if isinstance(tower, TowerPlan) else None,
     )
     check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
-    parts = stage_specs(spec, pipeline_parallel_size, devices[0], only=stage)
+    parts = stage_specs(spec, pipeline_parallel_size, only=stage)
     draft = None
     if isinstance(drafting, DraftModelSettings):
         if len(parts) > 1 or stage is not None:
@@ -232,8 +238,8 @@ def plan_model(
             memory=memory,
             use_tqdm=use_tqdm,
         )
-    num_ranks, planned = len(devices), spec if stage is None else parts[0]
-    local = _core.local_spec(planned, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
+    # Where the parts of ranks are not equal, the last is the largest.
+    planned = _core.local_spec(spec if stage is None else parts[0], num_ranks - 1, num_ranks)
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
     if checkpoint is not None and on_cpu and not packed:
@@ -265,8 +271,9 @@ def plan_model(
         all_bytes = sums_of_parts(parts, kept, bytes_of_quantised)
         if on_cpu:
             weight_bytes = all_bytes
-        else:  # a rank of GPUs, which have one stage, has its part of what is saved
-            weight_bytes[0] -= (sum(_core.param_bytes(spec, kept).values()) - all_bytes[0]) // num_ranks
+        else:  # a GPU has its part of what is saved
+            for i, (part, own_bytes) in enumerate(zip(parts, all_bytes, strict=True)):
+                weight_bytes[i] -= (sum(_core.param_bytes(part, kept).values()) - own_bytes) // num_ranks
     steps: dict[str, Any] = {
         "device": devices[0],
         "num_ranks": num_ranks,
@@ -280,30 +287,46 @@ def plan_model(
     workspace = [_core.workspace_bytes(part, **steps) for part in parts]
     if on_cpu and not stage:  # processors change the logits of the first stage by way of two copies of these rows
         workspace[0] += 2 * 4 * spec.vocab_size * max_num_seqs
-    stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
+    ranks = [_core.local_spec(part, num_ranks - 1, num_ranks) for part in parts]
+    stages = list(map(StagePart, parts, ranks, weight_bytes, workspace)) if len(parts) > 1 else []
     auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
     draft_bytes = 0 if draft is None else draft.memory.kv_bytes_per_token
     num_sharing = num_ranks if on_cpu else 1
     log_rows = NUM_LOG_ROWS if spec.lm_head and len(parts) == 1 and stage is None else 0
-    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_sharing, num_tokens, stages, draft_bytes, log_rows)
-    num_bytes = sum(weight_bytes) + sum(adapter.packed_bytes(num_sharing) for adapter in adapters.values())
+    own_parts = [(planned, stages)] if on_cpu or not stages else [(of.rank, [of]) for of in stages]
+    caches = [
+        CacheSizing(devices[0], computed, auto_dtype, part, num_sharing, num_tokens, of, draft_bytes, log_rows)
+        for part, of in own_parts
+    ]
+    if len(caches) == 1:
+        weight_bytes, workspace = [sum(weight_bytes)], [sum(workspace)]
+    adapter_bytes = sum(adapter.packed_bytes(num_sharing) for adapter in adapters.values())
+    weight_bytes = [own + adapter_bytes for own in weight_bytes]
     if isinstance(tower, TowerPlan):
-        num_bytes += tower.weight_bytes
-        workspace.append(tower.workspace_bytes)
+        weight_bytes[0] += tower.weight_bytes
+        workspace[0] += tower.workspace_bytes
     if draft is not None:
-        num_bytes += draft.memory.weight_bytes
-        workspace.append(draft.memory.workspace_bytes)
+        weight_bytes[0] += draft.memory.weight_bytes
+        workspace[0] += draft.memory.workspace_bytes
+    per_share = len(devices) // len(caches)
+    shares = tuple(
+        MemoryShare(devices[i * per_share : (i + 1) * per_share], *own)
+        for i, own in enumerate(zip(caches, weight_bytes, workspace, strict=True))
+    )
     try:
-        plan = divide_memory(
-            weight_bytes=num_bytes,
-            workspace_bytes=sum(workspace),
-            cache=cache,
+        plan = divide_shares(
+            shares,
+            [
+                (min(map(free_memory, own.devices)) if given is None else given)
+                - own.weight_bytes
+                - own.workspace_bytes
+                for own in shares
+            ],
             max_position_embeddings=longest,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             kv_cache=kv_cache,
             kv_cache_dtype=kv_cache_dtype,
-            free_bytes=(min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace),
         )
     except CacheFullError as error:
         if quantization is not None or packed or (computed == "float32" and not on_cpu):
@@ -311,7 +334,7 @@ def plan_model(
         widened: list[str] = []
         if isinstance(checkpoint, (GgufCheckpoint, QuantisedCheckpoint)):
             widened = [name for name in checkpoint.types() if name not in (*FLOATS, *PLAIN_TYPES, *native_types)]
-        if not widened and (native_types or len(parts) > 1 or sum(workspace) > num_bytes):
+        if not widened and (native_types or len(parts) > 1 or sum(workspace) > sum(weight_bytes)):
             raise
         why = f"{' and '.join(widened)} weights become {quantised_dtype or computed} here: " if widened else ""
         raise CacheFullError(
@@ -326,7 +349,7 @@ def plan_model(
         stored,
         computed,
         quantization,
-        cache,
+        shares,
         plan,
         packed is not None,
         native_types,

@@ -10,12 +10,12 @@ from infinilm.checks import as_integer
 from infinilm.errors import ConfigError
 from infinilm.planning.sizes import format_bytes
 
-__all__ = ["StageMemory", "StagePart", "stage_specs", "threads_per_stage"]
+__all__ = ["StageMemory", "StagePart", "check_ranks", "stage_specs", "threads_per_stage"]
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """The memory of one stage, summed over its ranks.
+    """The memory of one stage: on a CPU summed over its ranks, and of each of them on GPUs.
 
     Attributes
     ----------
@@ -44,37 +44,46 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """The part of the model that a stage has, with bytes of its weights and of its steps."""
+    """The part of the model that a stage has, and that of its largest rank, with bytes of its weights and its steps."""
 
     spec: _core.ModelSpec
+    rank: _core.ModelSpec
     weight_bytes: int
     workspace_bytes: int
 
-    def memory(self, num_ranks: int, kv_cache_dtype: str) -> StageMemory:
-        """What it takes with so many ranks, which share a memory."""
-        rank = _core.local_spec(self.spec, num_ranks - 1, num_ranks)
+    def memory(self, num_sharing: int, kv_cache_dtype: str) -> StageMemory:
+        """What it takes, where so many of its ranks share a memory."""
         return StageMemory(
             *self.spec.own_layers,
             self.weight_bytes,
             self.workspace_bytes,
-            num_ranks * rank.kv_bytes_per_token(kv_cache_dtype),
-            num_ranks * rank.state_bytes(),
+            num_sharing * self.rank.kv_bytes_per_token(kv_cache_dtype),
+            num_sharing * self.rank.state_bytes(),
         )
 
 
-def stage_specs(spec: _core.ModelSpec, num_stages: Any, device: str, only: int | None = None) -> list[_core.ModelSpec]:
-    """The part of a model that each stage has, or `only` one. ConfigError: more stages than layers, or on a GPU."""
+def stage_specs(spec: _core.ModelSpec, num_stages: Any, only: int | None = None) -> list[_core.ModelSpec]:
+    """The part of a model that each stage has, or `only` one. ConfigError: more stages than layers."""
     num_stages = as_integer("pipeline_parallel_size", num_stages)
     if num_stages > spec.num_layers:
         raise ConfigError(
             f"pipeline_parallel_size must be at most {spec.num_layers}, the layers of the model; got {num_stages}"
         )
-    if num_stages > 1 and device != "cpu":
-        raise ConfigError(
-            f"pipeline_parallel_size={num_stages}: stages run on device 'cpu' alone in this version, not on "
-            f"{device!r}; GPUs of one machine share a model by tensor_parallel_size"
-        )
     return [_core.stage_spec(spec, stage, num_stages) for stage in (range(num_stages) if only is None else [only])]
+
+
+def check_ranks(num_stages: int, num_ranks: int, device: str) -> None:
+    """ConfigError: `num_stages` of one process have `num_ranks` GPUs each, and these are several.
+
+    Memory that a stage asks the driver for may have to wait for kernels of all GPUs, and these for a peer that asks it,
+    too. The ranks of a stage ask at the same time (DeviceQueue::while_quiet), which stages cannot: one is ahead of the
+    other.
+    """
+    if num_stages > 1 and num_ranks > 1 and device != "cpu":
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages} and tensor_parallel_size={num_ranks}: stages of one process have one "
+            "GPU each; use one of the two, or a process for each stage (`stages`, docs/scale-out.md)"
+        )
 
 
 def threads_per_stage(num_threads: int | None, num_stages: int) -> int:

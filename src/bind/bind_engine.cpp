@@ -371,12 +371,11 @@ void bind_engine(nb::module_& m) {
             },
             "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "nccl_library"_a = "", "graphs"_a = true,
             "num_stages"_a = 1, "stage"_a = nb::none(),
-            "devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the "
-            "only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a "
-            "shape "
-            "that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that "
-            "is here, the socket from the stage before and that to the stage behind, of which copies are made and "
-            "which the first and the last one have not; None: all are.")
+            "devices: of each rank, stage by stage of those that are here, such as ['cuda:0', 'cuda:1'] or "
+            "['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs "
+            "launch decode steps of a shape that came before as one. num_stages: of a pipeline; stage: of several the "
+            "one that is here, the socket from the stage before and that to the stage behind, of which copies are made "
+            "and which the first and the last one have not; None: all are.")
         .def_prop_ro("num_ranks", &InferEngine::ranks_per_stage, "Ranks of each stage.")
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -55,6 +56,18 @@ void StageConnections::abort() noexcept {
         if (end >= 0) ::shutdown(end, SHUT_RDWR);
 }
 
+StageLink::StageLink(StageConnections* connections, Communicator& communicator, Backend& backend)
+    : connections_(connections),
+      communicator_(communicator),
+      backend_(backend),
+      stopped_(backend.allocate(DType::int32, std::array{int64_t{1}})) {}
+
+TensorView StageLink::on_host(const TensorView& x) {
+    if (backend_.device().kind == DeviceKind::cpu) return x;
+    if (!landing_ || landing_.numel() < x.bytes()) landing_ = allocate_host(DType::uint8, {x.bytes()});
+    return TensorView(landing_.data(), x.dtype(), x.shape());
+}
+
 void StageLink::send_header(bool stopped, int64_t bytes) {
     const Header header{.magic = magic, .stopped = stopped, .step = sent_++, .bytes = bytes};
     connections_->send(std::as_bytes(std::span(&header, 1)));
@@ -72,18 +85,28 @@ StageLink::Header StageLink::receive_header(int64_t bytes) {
 
 bool StageLink::receive(const TensorView& x) {
     int32_t stopped = 0;
-    if (connections_) stopped = receive_header(x.bytes()).stopped != 0;
-    communicator_.broadcast(TensorView(&stopped, DType::int32, {1}), 0);
+    const TensorView flag(&stopped, DType::int32, {1}), landed = connections_ ? on_host(x) : TensorView();
+    if (connections_) {
+        stopped = receive_header(x.bytes()).stopped != 0;
+        if (!stopped) connections_->receive(bytes_of(landed));
+        backend_.copy(flag, stopped_);
+    }
+    // On GPUs a rank waits here, and not in a kernel, for what may come late.
+    if (backend_.queue()) communicator_.barrier();
+    communicator_.broadcast(stopped_, 0);
+    if (!connections_) backend_.copy(stopped_, flag);
     if (stopped) return false;
-    if (connections_) connections_->receive(bytes_of(x));
+    if (connections_ && landed.data() != x.data()) backend_.copy(landed, x);
     communicator_.broadcast(x, 0);
     return true;
 }
 
 void StageLink::send(const TensorView& x) {
     if (!connections_) return;
+    const TensorView landed = on_host(x);
+    if (landed.data() != x.data()) backend_.copy(x, landed);
     send_header(false, x.bytes());
-    connections_->send(bytes_of(x));
+    connections_->send(bytes_of(landed));
 }
 
 void StageLink::stop() {

@@ -5,8 +5,8 @@
 //
 // Stages form a chain: the first rank of each has a connection from that of the stage before, but for the first stage,
 // and one to that of the stage behind, but for the last. Connections are stream sockets: a pair within a process, TCP
-// between processes. The other ranks of a stage hear from its first one, through their communicator. Tensors are in
-// host memory.
+// between processes. The other ranks of a stage hear from its first one, through their communicator. Tensors are where
+// the backend of the rank is; those of a GPU are copied through memory of the host.
 //
 // Failure: a connection that is closed, or data that do not fit, throw an Error that names the other stage. abort()
 // closes both connections, which the neighbours notice, and so all stages end.
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "dist/communicator.h"
+#include "ops/backend.h"
 
 namespace infinilm {
 
@@ -55,8 +56,7 @@ private:
 class StageLink {
 public:
     // connections: of the first rank of a stage; null for the others.
-    StageLink(StageConnections* connections, Communicator& communicator)
-        : connections_(connections), communicator_(communicator) {}
+    StageLink(StageConnections* connections, Communicator& communicator, Backend& backend);
 
     // Fills x, [num_tokens, hidden_size], for a new step: the output of the layers before. False: that stage stopped.
     bool receive(const TensorView& x);
@@ -72,9 +72,13 @@ private:
     };
     void send_header(bool stopped, int64_t bytes);
     Header receive_header(int64_t bytes);
+    TensorView on_host(const TensorView& x);  // itself, or memory of its size that stays until the next call
 
     StageConnections* connections_;
     Communicator& communicator_;
+    Backend& backend_;
+    Tensor stopped_;                    // [1] int32 where the backend is: whether the stage before has stopped
+    Tensor landing_;                    // [bytes] uint8 in memory of the host, where tensors are elsewhere
     uint64_t sent_ = 0, received_ = 0;  // steps
 };
 

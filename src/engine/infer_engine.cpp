@@ -16,15 +16,19 @@ namespace infinilm {
 
 namespace {
 
-// Ranks of all stages that are in this process.
-int count_ranks(const EngineOptions& options) {
-    const PipelineOptions& pipeline = options.pipeline;
-    return static_cast<int>(options.devices.size()) * (pipeline.last_here() - pipeline.first_here() + 1);
+int count_ranks_per_stage(const EngineOptions& options) {
+    const auto num_devices = static_cast<int>(options.devices.size());
+    const int num_stages = options.pipeline.last_here() - options.pipeline.first_here() + 1;
+    if (num_devices == 0) throw ConfigError("an engine needs at least one device");
+    if (num_devices % num_stages != 0)
+        throw ConfigError(
+            concat("an engine needs a device for each rank of each of its ", num_stages, " stages, got ", num_devices));
+    return num_devices / num_stages;
 }
 
 // One rank's share of the engine's threads.
 int threads_of_rank(const EngineOptions& options, int rank) {
-    const int size = count_ranks(options);
+    const int size = static_cast<int>(options.devices.size());
     if (size == 1 || options.num_threads < 0) return options.num_threads;  // a negative number is refused elsewhere
     const int total = options.num_threads > 0 ? options.num_threads : default_num_threads();
     return std::max(1, total * (rank + 1) / size - total * rank / size);
@@ -36,7 +40,7 @@ int threads_of_rank(const EngineOptions& options, int rank) {
 // (bench/tensor_parallel.py).
 std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
-    const int size = count_ranks(options);
+    const int size = static_cast<int>(options.devices.size());
     if (size == 1 || options.devices[0].kind != DeviceKind::cpu) return {};
     std::vector<int> cpus = cpus_of_rank(available_cpus(), rank, size);
     return cpus.size() >= few ? cpus : std::vector<int>();
@@ -77,7 +81,7 @@ void check_range(const Backend& backend, const std::string& name, const Tensor& 
 }
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
-    const Device device = options.devices[static_cast<size_t>(rank) % options.devices.size()];
+    const Device device = options.devices[static_cast<size_t>(rank)];
     if (device.kind == DeviceKind::cuda) return make_cuda_backend({.device = device.index, .dtype = spec.dtype});
     return cpu::make_cpu_backend(
         {.num_threads = threads_of_rank(options, rank), .isa = options.isa, .compute_dtype = spec.dtype});
@@ -100,12 +104,10 @@ struct InferEngine::Joint {
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
     : spec_((validate(spec), spec)),
       num_threads_(options.num_threads > 0 ? options.num_threads : default_num_threads()),
-      ranks_per_stage_(static_cast<int>(options.devices.size())) {
+      ranks_per_stage_(count_ranks_per_stage(options)) {
     const int size = ranks_per_stage_;
-    if (size == 0) throw ConfigError("an engine needs at least one device");
-    const char* const refused = options.pipeline.num_stages > 1 ? "stages of a pipeline" : only_on_cpus(spec);
     for (const Device& device : options.devices)
-        if (refused != nullptr && device.kind == DeviceKind::cuda)
+        if (const char* const refused = only_on_cpus(spec); refused != nullptr && device.kind == DeviceKind::cuda)
             throw ConfigError(concat("models with ", refused, " do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
     claim_.emplace(options.devices);
@@ -113,10 +115,11 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
     stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made
     connections_ = connect_stages(pipeline);
     for (int stage = pipeline.first_here(); stage <= pipeline.last_here(); ++stage) {
+        const auto first = options.devices.begin() + num_ranks();
         for (int r = 0; r < size; ++r)
             ranks_.push_back(std::make_shared<Rank>(num_ranks(), stage_spec(spec, stage, pipeline.num_stages),
                                                     Shard{.rank = r, .size = size}, groups_.size()));
-        groups_.push_back(make_group({.devices = options.devices,
+        groups_.push_back(make_group({.devices = {first, first + size},
                                       .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
                                       .nccl_library = options.nccl_library}));
     }
@@ -143,8 +146,8 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
         if (layer.has_rows()) rank.backend->check_head(layer.head_dim);
     rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
     if (!connections_.empty())
-        rank.stages =
-            std::make_unique<StageLink>(r == 0 ? connections_[rank.stage_here].get() : nullptr, *rank.communicator);
+        rank.stages = std::make_unique<StageLink>(r == 0 ? connections_[rank.stage_here].get() : nullptr,
+                                                  *rank.communicator, *rank.backend);
     DeviceQueue* const queue = rank.backend->queue();
     if (queue && num_ranks() > 1 && rank.communicator->capturable())  // else no kernel waits for another rank
         queue->meet_by([&communicator = *rank.communicator] { communicator.barrier(); });
@@ -153,7 +156,9 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.communicator->all_reduce(first);
     if (queue) queue->synchronize();
     if (options.pipeline.stage >= 0) rank.params.skip_other_stages(*rank.backend);
-    rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, options.graphs);
+    // A graph has no place where the host waits for another stage.
+    const bool has_graphs = options.graphs && !rank.stages;
+    rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, has_graphs);
 }
 
 std::future<StepOutput> InferEngine::submit_to_ranks(Task task, bool is_step) {

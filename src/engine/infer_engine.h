@@ -36,7 +36,7 @@
 namespace infinilm {
 
 struct EngineOptions {
-    std::vector<Device> devices{{}};  // of each rank of a stage; several may name the same one
+    std::vector<Device> devices{{}};  // of each rank, stage by stage of those here; several may name the same one
     int num_threads = 0;              // CPU threads of all ranks together; 0: one per physical core
     std::string isa;                  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
     bool graphs = true;               // GPUs: decode steps are recorded and launched as one, see step_graphs.h

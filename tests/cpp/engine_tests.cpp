@@ -126,7 +126,7 @@ ModelSpec spec() {
 
 EngineOptions options(int ranks, int stages = 1) {
     EngineOptions out;
-    out.devices.resize(static_cast<size_t>(ranks));
+    out.devices.resize(static_cast<size_t>(ranks * stages));
     out.num_threads = ranks;
     out.pipeline.num_stages = stages;
     return out;

@@ -4,6 +4,7 @@
 #include "check.h"
 #include "dist/in_process.h"
 #include "dist/stage_link.h"
+#include "fake_backend.h"
 
 namespace infinilm::test {
 namespace {
@@ -24,7 +25,8 @@ TEST(stages_hand_on) {
     rethrow_any(run_ranks(num_stages * ranks, [&](int index) {
         const int stage = index / ranks, rank = index % ranks;
         const auto communicator = groups[static_cast<size_t>(stage)]->join(rank, nullptr);
-        StageLink link(rank == 0 ? connections[static_cast<size_t>(stage)].get() : nullptr, *communicator);
+        FakeBackend backend(stage);  // a GPU made of memory of the host
+        StageLink link(rank == 0 ? connections[static_cast<size_t>(stage)].get() : nullptr, *communicator, backend);
         for (int step = 0; step < (rounds ? rounds : 60); ++step) {
             const int64_t size = 1 + step * step * 37;
             const int stops_at = step % 7 < num_stages ? step % 7 : -1;
@@ -45,7 +47,8 @@ TEST(a_stage_does_not_wait_for_the_next) {
     const auto connections = connect_stages({.num_stages = 2});
     const auto group = make_in_process_group(1, 1);
     const auto communicator = group->join(0, nullptr);
-    StageLink first(connections[0].get(), *communicator), second(connections[1].get(), *communicator);
+    FakeBackend backend(0);
+    StageLink first(connections[0].get(), *communicator, backend), second(connections[1].get(), *communicator, backend);
     for (int step = 0; step < 3; ++step) first.send(filled(4, static_cast<float>(step)));
     const Tensor x = filled(4, -1);
     for (int step = 0; step < 3; ++step) CHECK(second.receive(x) && *x.as<float>() == static_cast<float>(step));
@@ -54,21 +57,23 @@ TEST(a_stage_does_not_wait_for_the_next) {
 TEST(messages_that_are_not_due) {
     const auto group = make_in_process_group(1, 1);
     const auto communicator = group->join(0, nullptr);
+    FakeBackend backend(0);
     const Tensor x = filled(4, 1);
     {
         const auto connections = connect_stages({.num_stages = 2});
-        StageLink first(connections[0].get(), *communicator), second(connections[1].get(), *communicator);
+        StageLink first(connections[0].get(), *communicator, backend),
+            second(connections[1].get(), *communicator, backend);
         first.send(filled(3, 1));  // of another model
         CHECK(contains(error_of([&] { second.receive(x); }), "expected 16 bytes of step 0, and got 12 of step 0"));
     }
     {
         const auto connections = connect_stages({.num_stages = 2});
         connections[0]->send(std::as_bytes(std::span("GET / HTTP/1.1 and so on")));
-        StageLink second(connections[1].get(), *communicator);
+        StageLink second(connections[1].get(), *communicator, backend);
         CHECK(contains(error_of([&] { second.receive(x); }), "all stages must be of one version, model and start"));
     }
     auto connections = connect_stages({.num_stages = 2});
-    StageLink first(connections[0].get(), *communicator), second(connections[1].get(), *communicator);
+    StageLink first(connections[0].get(), *communicator, backend), second(connections[1].get(), *communicator, backend);
     connections[0]->abort();
     CHECK(contains(error_of([&] { second.receive(x); }), "stage 0 of the pipeline has ended"));
     CHECK(contains(error_of([&] { first.send(x); }), "stage 1 of the pipeline has ended"));

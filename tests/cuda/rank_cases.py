@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +16,13 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
-from device_cases import EPSILON, make_model
+from device_cases import EPSILON, make_model, open_llm, prompts
 from emulation import ON_GPU, Gpu
 from goldens import golden
 from numpy.typing import NDArray
+from ports import free_port
 from shared_memory_cases import take_launches
+from speculation.drafters import told
 
 import infinilm
 from infinilm import AutoConfig, _core
@@ -26,6 +30,7 @@ from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.config.spec import build_spec
 from infinilm.devices.system import device_free_memory, resolve_device
+from infinilm.engine.hooks import ModelSites
 
 MAX_LEN = 64
 LYING = "2"  # INFINILM_EMULATOR_PEERS: devices that only say that they reach each other
@@ -234,6 +239,57 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
                 same_tokens(engine, fake)
         engine.close()
         fake.check()
+
+
+def stages(_: Gpu, name: str, folder: str, dtype: str) -> None:
+    """Answers of several kinds are those of one stage, bit for bit, where each stage has a GPU of its own."""
+    model = make_model(name, Path(folder))
+    with open_llm(model, dtype=dtype) as llm:
+        expected = answers_of_stages(llm)
+    with open_llm(model, dtype=dtype, pipeline_parallel_size=2) as llm:
+        assert llm.devices == ("cuda:0", "cuda:1") and len(llm.memory.stages) == 2
+        assert answers_of_stages(llm) == expected
+        assert answers_of_stages(llm) == expected  # from prefixes
+        seen = dict.fromkeys(range(llm.config.num_hidden_layers), 0)
+
+        def look(_name: str, layer: int, _tensor: Any, _rank: int) -> None:
+            seen[layer] = seen.get(layer, 0) + 1
+
+        spec = build_spec(llm.config, dtype="float32", max_model_len=8)
+        llm._engine.set_hooks(look, ModelSites(spec).select("*"))
+        assert answers_of_stages(llm) == expected
+        llm._engine.set_hooks(None, [])
+        assert all(seen.values())
+
+
+def stage_processes(_: Gpu, folder: str, dtype: str, tp_size: int, nccl: str) -> None:
+    """The same with a process for each stage, of several GPUs each."""
+    FakeNccl(nccl)
+    os.environ["INFINILM_STAGE_KEY"] = "a key"
+    model, address = make_model("llama", Path(folder)), f"127.0.0.1:{free_port()}"
+    with open_llm(model, dtype=dtype, tensor_parallel_size=tp_size) as llm:
+        expected = answers_of_stages(llm)
+    of_stage = ["--device", "cuda", "--tensor-parallel-size", str(tp_size)]
+    command = [sys.executable, "-m", "infinilm", "serve", str(model), "--stages", address, "--stage", "1", *of_stage]
+    process = subprocess.Popen(command)
+    try:
+        with open_llm(model, dtype=dtype, tensor_parallel_size=tp_size, stages=[address]) as llm:
+            assert answers_of_stages(llm) == expected
+        assert process.wait(600) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers_of_stages(llm: infinilm.LLM) -> list[Any]:
+    """Tokens and log-probabilities of greedy, sampled and masked answers."""
+    sampling: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "use_tqdm": False, "logprobs": 2}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.8, "seed": 1, "repetition_penalty": 1.2, "n": 2},
+        {"temperature": 1, "seed": 2, "allowed_token_ids": list(range(3, 90))},
+    ]
+    return [told(llm.generate(prompts(128, 30, 5), **sampling, **kind)) for kind in kinds]
 
 
 def joined_by_one_kernel(gpu: Gpu, folder: str, nccl: str) -> None:

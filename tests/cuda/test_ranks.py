@@ -67,6 +67,20 @@ def test_ranks_with_a_device_each(
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("gemma2", "float32"), ("qwen3-next", "bfloat16")])
+def test_stages_with_a_device_each(simulate: Run, models: str, name: str, dtype: str) -> None:
+    devices = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "64"}
+    outcome = simulate("rank_cases:stages", settings=devices, name=name, folder=models, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+def test_stages_in_processes(simulate: Run, models: str, fake_nccl: str) -> None:
+    devices = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "64"}
+    parameters = {"folder": models, "dtype": "bfloat16", "tp_size": 2, "nccl": fake_nccl}
+    outcome = simulate("rank_cases:stage_processes", settings=devices, **parameters)
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize(
     ("delay", "peers", "queue", "layers"), [(20, 1, 1024, 1), (500, 0, 1024, 1), (500, 1, 160, 20)]
 )

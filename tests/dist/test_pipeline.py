@@ -336,12 +336,39 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
         ({"pipeline_parallel_size": 6}, "at most 5, the layers of the model; got 6"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be an integer .*; got 0"),
         ({"pipeline_parallel_size": True}, "pipeline_parallel_size must be an integer .*; got True"),
-        ({"pipeline_parallel_size": 2, "device": "cuda", "memory": "1GiB"}, "'cpu' alone in this version"),
+        (
+            {"pipeline_parallel_size": 2, "device": "cuda", "device_ids": [1], "memory": "1GiB"},
+            r"device_ids=\[1\] has 1 devices, but tensor_parallel_size is 1 and pipeline_parallel_size 2",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "device": "cuda", "memory": "1GiB"},
+            "stages of one process have one GPU each; use one of the two, or a process for each stage",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "device": "cuda:1", "memory": "1GiB"},
+            "device='cuda:1' is one device, but tensor_parallel_size is 1 and pipeline_parallel_size 2: pass "
+            "device='cuda' and device_ids",
+        ),
     ],
 )
 def test_bad_settings(folder: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_memory(folder, **settings)
+
+
+def test_a_plan_for_gpus(folder: Path) -> None:
+    """A stage plans for the memory of its own GPU: blocks are those of the one that has room for the fewest."""
+    settings: dict[str, Any] = {"device": "cuda", "memory": "64MiB", "kv_cache": "1MiB", "max_model_len": 64}
+    one = plan_memory(folder, **settings)
+    two = plan_memory(folder, pipeline_parallel_size=2, **settings)
+    assert sum(stage.weight_bytes for stage in two.stages) == one.weight_bytes
+    assert two.weight_bytes == max(stage.weight_bytes for stage in two.stages)
+    of_layers = [stage.end_layer - stage.first_layer for stage in two.stages]
+    assert of_layers == [3, 2]
+    most = 1048576 // (two.stages[0].kv_bytes_per_token * two.block_size)
+    assert two.num_blocks == min(most, 64 * 4)
+    with pytest.raises(CacheFullError, match="no memory is left for the KV cache"):
+        plan_memory(folder, pipeline_parallel_size=2, **{**settings, "memory": one.weight_bytes // 3, "kv_cache": None})
 
 
 def test_a_plan_for_several_machines_needs_their_memory(tmp_path: Path) -> None:

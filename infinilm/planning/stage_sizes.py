@@ -1,0 +1,104 @@
+"""How large the caches of the stages of a pipeline are: they have blocks and states of the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from infinilm.planning.block_plan import BlockPlan, least_of
+from infinilm.planning.cache_plan import CacheSizing, MemoryPlan, divide_memory
+from infinilm.scheduling.states import snapshot_interval
+
+__all__ = ["MemoryShare", "divide_shares", "join_sizes", "sizes_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """What lies in one memory: all ranks and stages on a CPU, or the ranks of a stage, which have a GPU each.
+
+    Attributes
+    ----------
+    devices : tuple of str
+        "cpu", or the GPUs.
+    cache : CacheSizing
+        Of a rank, or of all that share a memory.
+    weight_bytes, workspace_bytes : int
+        What else they take.
+    """
+
+    devices: tuple[str, ...]
+    cache: CacheSizing
+    weight_bytes: int
+    workspace_bytes: int
+
+
+def divide_shares(
+    shares: Sequence[MemoryShare], free_bytes: Sequence[int], *, max_model_len: int | None, **settings: Any
+) -> MemoryPlan:
+    """`divide_memory` of each share, and what all have room for, with the bytes of that with most weights.
+
+    Parameters
+    ----------
+    shares
+        One, or one for each stage of a pipeline, in order.
+    free_bytes
+        What is left in the memory of each beside weights and workspace.
+    max_model_len, settings
+        See `divide_memory`.
+    """
+
+    def divide(longest: int | None) -> list[MemoryPlan]:
+        return [
+            divide_memory(
+                weight_bytes=share.weight_bytes,
+                workspace_bytes=share.workspace_bytes,
+                cache=share.cache,
+                max_model_len=longest,
+                free_bytes=free,
+                **settings,
+            )
+            for share, free in zip(shares, free_bytes, strict=True)
+        ]
+
+    plans = divide(max_model_len)
+    if len(plans) == 1:
+        return plans[0]
+    if max_model_len is None:  # each has chosen the longest that fits there
+        plans = divide(min(plan.max_model_len for plan in plans))
+    fullest = max(plans, key=lambda plan: plan.weight_bytes)
+    joined = join_sizes(fullest, [sizes_of(plan) for plan in plans])
+    return replace(joined, stages=tuple(stage for plan in plans for stage in plan.stages))
+
+
+def sizes_of(memory: MemoryPlan) -> dict[str, int]:
+    """What a stage tells the first one of its own plan: what it has room for, and the bytes of its layers alone."""
+    names = ("num_states", "kv_bytes_per_token", "state_bytes")
+    return asdict(memory.blocks) | {name: getattr(memory, name) for name in names}
+
+
+def join_sizes(first: MemoryPlan, sizes: Sequence[Mapping[str, int]]) -> MemoryPlan:
+    """The plan of the first stage, with blocks and states for which each stage has room.
+
+    Parameters
+    ----------
+    first
+        As the first stage has made it for its own layers.
+    sizes
+        `sizes_of` each stage, the first one's too.
+    """
+    # A stage without such layers has no states, and room for any number.
+    num_states = min((of["num_states"] for of in sizes if of["state_bytes"]), default=0)
+    # States beyond those of running sequences are snapshots, which all stages have, or none. They are as far apart as
+    # in one process: by the bytes of all layers.
+    interval = 0
+    if num_states > first.max_num_seqs:
+        state_bytes, kv_bytes = (sum(of[name] for of in sizes) for name in ("state_bytes", "kv_bytes_per_token"))
+        interval = snapshot_interval(state_bytes, kv_bytes, first.block_size, first.max_model_len)
+    blocks = [BlockPlan(of["num_blocks"], of["num_window_blocks"], of["sliding_window"]) for of in sizes]
+    return replace(
+        first,
+        **asdict(least_of(blocks)),
+        num_states=num_states,
+        snapshot_interval=interval,
+    )
