@@ -1663,9 +1663,9 @@ def local_spec(spec: ModelSpec, tp_rank: int, tp_size: int) -> ModelSpec:
     The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a tp_size that does not fit the model.
     """
 
-def stage_spec(spec: ModelSpec, stage: int, num_stages: int) -> ModelSpec:
+def stage_spec(spec: ModelSpec, stage: int, num_stages: int, num_layers: Sequence[int] = []) -> ModelSpec:
     """
-    The part of the model that a stage of a pipeline has: a run of its layers, with the embedding before the first one, and the final norm and the lm_head behind the last one. ConfigError: more stages than layers.
+    The part of the model that a stage of a pipeline has: a run of its layers, with the embedding before the first one, and the final norm and the lm_head behind the last one. num_layers: of each stage; empty: equally many. ConfigError: more stages than layers, or other numbers of layers.
     """
 
 class Batch:
@@ -1759,9 +1759,9 @@ class GraphCounts:
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None) -> None:
+    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None, stage_layers: Sequence[int] = []) -> None:
         """
-        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made and which the first and the last one have not; None: all are.
+        devices: of each rank, stage by stage of those that are here, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made and which the first and the last one have not; None: all are. stage_layers: of each stage; empty: equally many.
         """
 
     @property

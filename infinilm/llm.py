@@ -121,13 +121,14 @@ class LLM(
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
     pipeline_parallel_size
-        Stages that the layers are divided over, one behind the other, each with `tensor_parallel_size` ranks. Answers
-        do not change. On CPUs alone. All stages compute at once, each a step of other sequences.
+        Stages that the layers are divided over, one behind the other, each with `tensor_parallel_size` ranks, or with
+        a GPU of its own. Answers do not change. All stages compute at once, each a step of other sequences. GPUs with
+        more free memory get more layers.
     stages
         Addresses of stages 1, 2, .. where these are processes of their own (`infinilm serve --stage`); this `LLM` has
         stage 0.
     device_ids
-        The GPUs, one per rank. Default: the first ones.
+        The GPUs, one per rank, stage by stage. Default: the first ones.
     max_model_len
         Tokens of a sequence, prompt and output together. Default: the model's, or what the KV cache has room for.
     max_num_seqs
@@ -328,6 +329,7 @@ class LLM(
                 nccl_library="" if plan.device == "cpu" else nccl_library(),
                 num_stages=self.num_stages,
                 stage=others.stage if others else None,
+                stage_layers=[] if others else [of.end_layer - of.first_layer for of in plan.memory.stages],
             )
             files: Mapping[Path, FileState] = {}
             self._ids_of_head: Int32Array | None = None

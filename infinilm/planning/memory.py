@@ -221,7 +221,10 @@ def plan_model(
         given=tower.config.given if isinstance(tower, TowerPlan) else None,
     )
     check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
-    parts = stage_specs(spec, pipeline_parallel_size, only=stage)
+    has_gpus = num_stages > 1 and not on_cpu and given is None
+    parts = stage_specs(
+        spec, pipeline_parallel_size, only=stage, memory=list(map(free_memory, devices)) if has_gpus else ()
+    )
     draft = None
     if isinstance(drafting, DraftModelSettings):
         if len(parts) > 1 or stage is not None:

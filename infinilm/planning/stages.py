@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,14 +64,37 @@ class StagePart:
         )
 
 
-def stage_specs(spec: _core.ModelSpec, num_stages: Any, only: int | None = None) -> list[_core.ModelSpec]:
-    """The part of a model that each stage has, or `only` one. ConfigError: more stages than layers."""
+def stage_specs(
+    spec: _core.ModelSpec, num_stages: Any, only: int | None = None, memory: Sequence[int] = ()
+) -> list[_core.ModelSpec]:
+    """The part of a model that each stage has, or `only` one. ConfigError: more stages than layers.
+
+    `memory`: what each stage has, where this decides how many layers it gets; else they get equally many.
+    """
     num_stages = as_integer("pipeline_parallel_size", num_stages)
     if num_stages > spec.num_layers:
         raise ConfigError(
             f"pipeline_parallel_size must be at most {spec.num_layers}, the layers of the model; got {num_stages}"
         )
-    return [_core.stage_spec(spec, stage, num_stages) for stage in (range(num_stages) if only is None else [only])]
+    layers = _layers_by_memory(spec, memory) if memory else []
+    stages = range(num_stages) if only is None else [only]
+    return [_core.stage_spec(spec, stage, num_stages, layers) for stage in stages]
+
+
+def _layers_by_memory(spec: _core.ModelSpec, memory: Sequence[int]) -> list[int]:
+    """How many layers each stage has, so that weights are divided as memory is; at least one each."""
+    whole, num_layers = _core.weight_bytes(spec, spec.dtype), spec.num_layers
+    # The bytes of the first layers with what lies before them, for each number of them.
+    first = [
+        _core.weight_bytes(_core.stage_spec(spec, 0, 2, [count, num_layers - count]), spec.dtype)
+        for count in range(1, num_layers)
+    ]
+    ends = [0]
+    for stage in range(1, len(memory)):
+        wanted = whole * sum(memory[:stage]) / sum(memory)
+        nearest = min(range(1, num_layers), key=lambda count: abs(first[count - 1] - wanted))
+        ends.append(min(max(nearest, ends[-1] + 1), num_layers - len(memory) + stage))
+    return [end - begin for begin, end in itertools.pairwise([*ends, num_layers])]
 
 
 def check_ranks(num_stages: int, num_ranks: int, device: str) -> None:

@@ -68,7 +68,10 @@ def placed_stages(args: argparse.Namespace, address: str) -> Iterator[list[str]]
     try:
         needs, threads = needs_of(args, count, address, f"the {count} stages behind the first")
         if "num_gpus" in needs:
-            raise ConfigError("stages run on CPUs alone in this version; use device 'cpu'")
+            raise ConfigError(
+                "stages that Ray places run on CPUs alone in this version; use device 'cpu', or start those of GPUs "
+                "with --stages"
+            )
         made = ray.remote(_Stage).options(scheduling_strategy="SPREAD", **needs)
         actors = [made.remote() for _ in range(count)]
         stages: list[str] = ray.get([actor.address.remote() for actor in actors])

@@ -358,8 +358,8 @@ void bind_engine(nb::module_& m) {
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
                const std::string& nccl_library, bool graphs, int num_stages,
-               const std::optional<std::tuple<int, int, int>>& stage) {
-                PipelineOptions pipeline{.num_stages = num_stages};
+               const std::optional<std::tuple<int, int, int>>& stage, const std::vector<int>& stage_layers) {
+                PipelineOptions pipeline{.num_stages = num_stages, .num_layers = stage_layers};
                 if (stage) std::tie(pipeline.stage, pipeline.from_stage_before, pipeline.to_stage_behind) = *stage;
                 const ReleaseGil release;
                 new (self) Engine(spec, {.devices = parse_devices(devices),
@@ -370,12 +370,13 @@ void bind_engine(nb::module_& m) {
                                          .pipeline = pipeline});
             },
             "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "nccl_library"_a = "", "graphs"_a = true,
-            "num_stages"_a = 1, "stage"_a = nb::none(),
+            "num_stages"_a = 1, "stage"_a = nb::none(), "stage_layers"_a = std::vector<int>(),
             "devices: of each rank, stage by stage of those that are here, such as ['cuda:0', 'cuda:1'] or "
             "['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs "
             "launch decode steps of a shape that came before as one. num_stages: of a pipeline; stage: of several the "
             "one that is here, the socket from the stage before and that to the stage behind, of which copies are made "
-            "and which the first and the last one have not; None: all are.")
+            "and which the first and the last one have not; None: all are. stage_layers: of each stage; empty: equally "
+            "many.")
         .def_prop_ro("num_ranks", &InferEngine::ranks_per_stage, "Ranks of each stage.")
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(

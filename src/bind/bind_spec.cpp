@@ -401,8 +401,11 @@ void bind_spec(nb::module_& m) {
         "The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a "
         "tp_size that does not fit the model.");
     m.def("stage_spec", &stage_spec, nb::arg("spec"), nb::arg("stage"), nb::arg("num_stages"),
+          nb::arg("num_layers") = std::vector<int>(),
           "The part of the model that a stage of a pipeline has: a run of its layers, with the embedding before the "
-          "first one, and the final norm and the lm_head behind the last one. ConfigError: more stages than layers.");
+          "first one, and the final norm and the lm_head behind the last one. num_layers: of each stage; empty: "
+          "equally many. ConfigError: more stages than layers, "
+          "or other numbers of layers.");
 }
 
 }  // namespace infinilm

@@ -23,7 +23,8 @@ namespace infinilm {
 
 struct PipelineOptions {
     int num_stages = 1;
-    int stage = -1;  // of several, the one that this process has; -1: it has all
+    std::vector<int> num_layers = {};  // of each stage; empty: see stage_spec
+    int stage = -1;                    // of several, the one that this process has; -1: it has all
     // Its sockets, of which copies are made; those that it has not do not count.
     int from_stage_before = -1, to_stage_behind = -1;
 

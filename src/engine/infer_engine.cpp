@@ -112,13 +112,14 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
                                      " in this version; use device 'cpu'"));
     claim_.emplace(options.devices);
     const PipelineOptions& pipeline = options.pipeline;
-    stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made
+    const auto spec_of = [&](int stage) { return stage_spec(spec, stage, pipeline.num_stages, pipeline.num_layers); };
+    spec_of(pipeline.first_here());  // refuses before anything is made
     connections_ = connect_stages(pipeline);
     for (int stage = pipeline.first_here(); stage <= pipeline.last_here(); ++stage) {
         const auto first = options.devices.begin() + num_ranks();
         for (int r = 0; r < size; ++r)
-            ranks_.push_back(std::make_shared<Rank>(num_ranks(), stage_spec(spec, stage, pipeline.num_stages),
-                                                    Shard{.rank = r, .size = size}, groups_.size()));
+            ranks_.push_back(
+                std::make_shared<Rank>(num_ranks(), spec_of(stage), Shard{.rank = r, .size = size}, groups_.size()));
         groups_.push_back(make_group({.devices = {first, first + size},
                                       .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
                                       .nccl_library = options.nccl_library}));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "model/cut.h"
 
@@ -266,7 +267,7 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     return local;
 }
 
-ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
+ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages, const std::vector<int>& num_layers) {
     if (num_stages < 1 || num_stages > model.num_layers)
         throw ConfigError(concat("a pipeline of ", num_stages, " stages does not fit a model of ", model.num_layers,
                                  " layers; a stage has at least one"));
@@ -284,7 +285,14 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
             concat("a pipeline of ", num_stages,
                    " stages does not fit a model with an MTP head, which reads the embedding of the "
                    "first stage and the hidden states of the last; use one stage, or leave the head out"));
+    const bool fits = std::ranges::all_of(num_layers, [](int count) { return count > 0; }) &&
+                      std::accumulate(num_layers.begin(), num_layers.end(), int64_t{0}) == model.num_layers &&
+                      num_layers.size() == static_cast<size_t>(num_stages);
+    if (!num_layers.empty() && !fits)
+        throw ConfigError(concat("the layers of the stages must be ", num_stages, " positive numbers whose sum is the ",
+                                 model.num_layers, " layers of the model"));
     const auto first = [&](int64_t s) {
+        if (!num_layers.empty()) return std::accumulate(num_layers.begin(), num_layers.begin() + s, 0);
         return static_cast<int>((model.num_layers * s + num_stages - 1) / num_stages);
     };
     ModelSpec part = model;

@@ -274,8 +274,9 @@ const char* only_on_cpus(const ModelSpec& spec);
 // ConfigError: a size of tensor parallelism that does not fit the model, with those that do.
 ModelSpec local_spec(const ModelSpec& model, Shard shard);
 
-// The spec of one stage: the model's, but for ModelSpec::stage. Stages have equally many layers; of those that are left
-// the first stages have one more each, since the last one has the lm_head. ConfigError: more stages than layers.
-ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages);
+// The spec of one stage: the model's, but for ModelSpec::stage. num_layers: of each stage; empty: equally many, and of
+// those that are left the first stages have one more each, since the last one has the lm_head. ConfigError: more stages
+// than layers, or other numbers of layers.
+ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages, const std::vector<int>& num_layers = {});
 
 }  // namespace infinilm

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -260,6 +261,14 @@ def stages(_: Gpu, name: str, folder: str, dtype: str) -> None:
         assert answers_of_stages(llm) == expected
         llm._engine.set_hooks(None, [])
         assert all(seen.values())
+    # The GPU with less memory gets fewer layers.
+    memory = {"cuda:0": 16 << 20, "cuda:1": 64 << 20}
+    with (
+        patch("infinilm.planning.memory.free_memory", memory.__getitem__),
+        open_llm(model, dtype=dtype, pipeline_parallel_size=2) as llm,
+    ):
+        assert [(of.first_layer, of.end_layer) for of in llm.memory.stages] == [(0, 1), (1, spec.num_layers)]
+        assert answers_of_stages(llm) == expected
 
 
 def stage_processes(_: Gpu, folder: str, dtype: str, tp_size: int, nccl: str) -> None:

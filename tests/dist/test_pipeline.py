@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from goldens import GOLDENS, expected_of, golden
+from hypothesis import given, strategies as st
 from llm import tiny
 from llm.support import PATIENCE, run_program, sharpen
 from lora.adapters import make_adapter
@@ -30,6 +31,7 @@ from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.cli.main import main
 from infinilm.config.spec import build_spec
+from infinilm.planning.stages import stage_specs
 from infinilm.scheduling.steps import InFlight
 from infinilm.serving.engine_thread import EngineThread
 
@@ -369,6 +371,37 @@ def test_a_plan_for_gpus(folder: Path) -> None:
     assert two.num_blocks == min(most, 64 * 4)
     with pytest.raises(CacheFullError, match="no memory is left for the KV cache"):
         plan_memory(folder, pipeline_parallel_size=2, **{**settings, "memory": one.weight_bytes // 3, "kv_cache": None})
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> list[_core.ModelSpec]:
+    """Models of 2 to 12 layers."""
+    specs = []
+    for num_layers in range(2, 13):
+        path = tmp_path_factory.mktemp("deep") / str(num_layers)
+        tiny.make_checkpoint(path, weights=False, tokenizer=False, num_hidden_layers=num_layers)
+        specs.append(build_spec(infinilm.AutoConfig.from_pretrained(path), dtype="float32", max_model_len=64))
+    return specs
+
+
+@given(num_layers=st.integers(2, 12), memory=st.lists(st.integers(1, 100), min_size=2, max_size=5))
+def test_layers_follow_memory(deep: list[_core.ModelSpec], num_layers: int, memory: list[int]) -> None:
+    """Each stage has a layer, and ends where its part of the weights is nearest to its part of the memory."""
+    memory, spec = memory[:num_layers], deep[num_layers - 2]
+    parts = stage_specs(spec, len(memory), memory=memory)
+    layers = [part.own_layers for part in parts]
+    assert [first for first, _ in layers] == [0, *(end for _, end in layers[:-1])] and layers[-1][1] == num_layers
+    assert all(first < end for first, end in layers)
+    whole = _core.weight_bytes(spec, "float32")
+    of_layer = max(_core.weight_bytes(part, "float32") // (part.own_layers[1] - part.own_layers[0]) for part in parts)
+    done = 0
+    for stage, part in enumerate(parts[:-1]):
+        done += _core.weight_bytes(part, "float32")
+        wanted = whole * sum(memory[: stage + 1]) / sum(memory)
+        is_pushed = layers[stage][1] - layers[stage][0] == 1 or num_layers - layers[stage][1] == len(parts) - stage - 1
+        assert is_pushed or abs(done - wanted) <= of_layer
+    with pytest.raises(ConfigError, match="positive numbers whose sum is the"):
+        _core.stage_spec(spec, 0, 2, [num_layers, 0])
 
 
 def test_a_plan_for_several_machines_needs_their_memory(tmp_path: Path) -> None:
