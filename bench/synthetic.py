@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "gemma4_text": "Gemma4ForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "mimo": "MiMoForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
 }
 
@@ -188,6 +189,7 @@ SHAPES = {
     "nemotron-h": shape("nemotron_h", 4480, 14, (40, 8, 128), 15680, 32768, 131072, None, **NEMOTRON_H),
     "nemotron-3": shape("nemotron_h", 2688, 9, (32, 2, 128), 1856, 16384, 262144, None, **NEMOTRON_3),
     "lfm2-1.2b": shape("lfm2", 2048, 16, (32, 8, 64), 8192, 65536, 128000, 1e6, **LFM2),
+    "demo-mimo": shape("mimo", 192, 5, (6, 2, 32), 384, 1536, 2048, 1e4),  # the bundled model, with an MTP head
     "tiny": shape("llama", 64, 2, (4, 2, 16), 192, 512, 4096, 1e4),
     "smollm2-135m": shape("llama", 576, 30, (9, 3, 64), 1536, 49152, 8192, 1e5),
 }

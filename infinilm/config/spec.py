@@ -6,6 +6,7 @@ of its own, here or in C++. The numpy reference model reads the same specificati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -131,12 +132,13 @@ class AssistantConfig:
 
     def check(self, config: ModelFields) -> None:
         """Refuse a drafter that does not fit a model. ConfigError: its sizes are others."""
-        own = self.hidden_size, self.layers.vocab_size, float(self.layers.rms_norm_eps)
-        if own != (config.hidden_size, config.vocab_size, float(config.rms_norm_eps)):
+        sizes = (self.hidden_size, self.layers.vocab_size), (config.hidden_size, config.vocab_size)
+        own, eps = float(self.layers.rms_norm_eps), float(config.rms_norm_eps)
+        if sizes[0] != sizes[1] or not math.isclose(own, eps, rel_tol=1e-6):  # a GGUF file has it as a float32
             raise ConfigError(
-                f"speculation: the drafter is for a model of hidden_size {own[0]}, {own[1]} ids and rms_norm_eps "
-                f"{own[2]}, and this one has hidden_size {config.hidden_size}, {config.vocab_size} ids and "
-                f"rms_norm_eps {float(config.rms_norm_eps)}; take the drafter that was trained with this model"
+                f"speculation: the drafter is for a model of hidden_size {sizes[0][0]}, {sizes[0][1]} ids and "
+                f"rms_norm_eps {own:g}, and this one has hidden_size {sizes[1][0]}, {sizes[1][1]} ids and "
+                f"rms_norm_eps {eps:g}; take the drafter that was trained with this model"
             )
 
 

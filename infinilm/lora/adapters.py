@@ -101,8 +101,8 @@ class Adapters:
 
     def free_unused(self) -> None:
         """Let the engine free what was removed and is not in use any more. Usually there is none."""
-        with contextlib.suppress(IndexError, EngineDeadError):
-            while True:
+        while self._unused:
+            with contextlib.suppress(IndexError, EngineDeadError):
                 self._engine.remove_adapter(self._unused.popleft())
 
 

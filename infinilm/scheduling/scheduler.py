@@ -485,6 +485,8 @@ class Scheduler:
         Returns whether a sequence was preempted. None: a preemption is needed, but a step in flight may end sequences
         and so free blocks, so wait for it.
         """
+        if not self.running:
+            return False
         running, blocks, preempted = self._running, self.blocks, False
         slots = running.slots
         num_tokens, num_computed = running.num_tokens[slots], running.num_computed[slots]
@@ -513,7 +515,7 @@ class Scheduler:
         if len(decode_slots) == len(slots):
             choice.sequences = self.running.copy()
         else:
-            choice.sequences = [self.running[i] for i in np.flatnonzero(is_decode).tolist()]
+            choice.sequences = [self.running[i] for i in is_decode.nonzero()[0].tolist()]
         choice.budget -= len(choice.sequences)
         return preempted
 
@@ -525,7 +527,7 @@ class Scheduler:
         is_prefill = self._running.num_tokens[slots] - num_computed_of[slots] > 1
         if lane is not None:
             is_prefill &= self._running.is_bulk[slots] == (lane is Lane.BULK)
-        for sequence in [self.running[i] for i in np.flatnonzero(is_prefill).tolist()]:
+        for sequence in [self.running[i] for i in is_prefill.nonzero()[0].tolist()]:
             if sequence.slot < 0:  # preempted below
                 break
             num_computed = int(num_computed_of[sequence.slot])

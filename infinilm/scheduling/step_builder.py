@@ -71,7 +71,7 @@ class StepBuilder:
         slots, starts, ends = layout.slots, layout.starts, layout.ends
         certain = np.minimum(ends, running.num_tokens[slots]) if choice.drafts else ends  # without drafts
         collects = running.collects[slots]  # [num_seqs]
-        sampled = np.flatnonzero(~collects & (ends >= running.num_tokens[slots]))
+        sampled = (~collects & (ends >= running.num_tokens[slots])).nonzero()[0]
         samples, sample_slots, positions = sequences, slots, ends
         if len(sampled) < len(sequences):
             samples, sample_slots, positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
@@ -91,7 +91,7 @@ class StepBuilder:
             sample_slots, positions = np.repeat(sample_slots, widths), np.repeat(positions, widths) - behind
         logits_rows: list[tuple[Sequence, int, int, int]] = []
         num_rows = len(samples)
-        for i in np.flatnonzero(collects).tolist():
+        for i in collects.nonzero()[0].tolist():
             rows.append(np.arange(layout.cu_seqlens_q[i], layout.cu_seqlens_q[i + 1], dtype=np.int32))
             count = int(ends[i] - starts[i])
             logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
@@ -171,7 +171,7 @@ class StepBuilder:
         self, samples: list[Sequence], slots: IndexArray, num_rows: int, drafts: list[int] | None
     ) -> BatchArrays:
         """What bias and penalties change, if anything."""
-        rows = np.flatnonzero(self._running.is_changed[slots])
+        rows = self._running.is_changed[slots].nonzero()[0]
         if not len(rows):
             return {}
         is_ahead = self._running.previous_row[slots[rows]] >= 0

@@ -116,9 +116,8 @@ class RequestQueue:
 
     def receive(self) -> None:
         """Take in all requests in the inbox."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._take(self._inbox.get_nowait())
+        while not self._inbox.empty():  # this thread alone takes from it
+            self._take(self._inbox.get_nowait())
         with self.lock:
             if self._inbox.empty():  # corrects the count if a caller was interrupted while counting
                 self._num_queued = 0

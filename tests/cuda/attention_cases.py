@@ -367,6 +367,23 @@ def wide_lists(gpu: Gpu) -> None:
     assert not prefill_tiles((32, 4), (576, 576), [8192], 512)  # more columns of values than there are registers for
 
 
+def drafts(gpu: Gpu) -> None:
+    """The tokens of a draft share reads of keys: a block reads them for a tile, and rows of a sequence fill tiles."""
+
+    def reads(group: int, edges: list[int], contexts: list[int]) -> int:
+        """How often the keys of a kv head are read."""
+        work = list_work(gpu, np.array(edges, np.int32), contexts, (8 * group, 8), 128, 0, AMPLE, 132)
+        return len({(seq, row0) for seq, row0, _, _ in work.decode.tolist()}) + len(work.prefill)
+
+    for group in (1, 2, 3, 4, 5, 6, 7, 8):
+        for queries in range(1, 17):  # the longest draft has 15 tokens
+            context, rows = 8192, queries * group
+            together = reads(group, [0, queries], [context])
+            apart = reads(group, list(range(queries + 1)), [context - i for i in reversed(range(queries))])
+            assert apart == queries
+            assert together == (2 if 16 < rows <= 32 else 1), (group, queries)
+
+
 def one_long(gpu: Gpu) -> None:
     """A long sequence among many short ones, of which one block would have to take all keys where bounds were cut."""
     contexts = [131072, *[1000] * 63]

@@ -239,6 +239,11 @@ def test_lists_of_wide_heads(emulate: Run) -> None:
     assert outcome.ok, outcome.text
 
 
+def test_tokens_of_a_draft_share_reads_of_keys(emulate: Run) -> None:
+    outcome = emulate(SOURCES, "attention_cases:drafts")
+    assert outcome.ok, outcome.text
+
+
 def test_one_long_sequence(emulate: Run) -> None:
     """It fails where this was planted: A long sequence is never cut."""
     outcome = emulate(SOURCES, "attention_cases:one_long")

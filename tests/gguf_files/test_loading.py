@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from goldens import GOLDENS, config_of, golden
 from quantised_files.conversion import resized
-from speculation.heads import make_with_head
+from speculation.drafters import counts
+from speculation.heads import make_assistant, make_eagle3, make_with_head
+from speculation.test_mtp import Recorder
 
 from gguf_files.block_formulas import dequantise
 from gguf_files.conversion import convert, interleave, quantised, write_folder
@@ -115,6 +117,30 @@ def test_mtp_heads(name: str, tmp_path: Path) -> None:
             answers.append(llm.generate([IDS], **sampling)[0].outputs[0].token_ids)
             assert (llm.metrics().num_draft_tokens > 0) == (speculation != "off")
     assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize(("method", "name"), [("eagle3", "qwen2"), ("mtp", "gemma4-text"), ("draft_model", "qwen2")])
+def test_drafters_beside_a_file(method: str, name: str, tmp_path: Path) -> None:
+    """Beside a GGUF file, whose numbers have fewer digits, they draft what they draft beside its checkpoint."""
+    pytest.importorskip("gguf")
+    source, config = golden(name), AutoConfig.from_pretrained(golden(name))
+    file = convert_family(source, OTHER_FAMILIES[name]) if name in OTHER_FAMILIES else convert(source)
+    drafter = path = file.write(tmp_path / "model.gguf")
+    if method == "eagle3":
+        drafter = make_eagle3(tmp_path / "drafter", config, config.vocab_size)
+    elif method == "mtp":
+        drafter = make_assistant(tmp_path / "drafter", name)
+    settings = {"method": method, "model": drafter, "num_tokens": 3, "quantization": None, "adaptive": False}
+    sampling: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "use_tqdm": False}
+    found: list[Any] = []
+    for model in (source, path):
+        with LLM(model, dtype="float32", max_model_len=48, speculation=settings, use_tqdm=False) as llm:
+            recorder = Recorder(llm) if method != "draft_model" else None
+            answer = llm.generate([IDS], **sampling)[0].outputs[0].token_ids
+            found.append((answer, counts(llm), recorder and recorder.drafts))
+    assert found[0] == found[1]
+    drafted, accepted = found[1][1]
+    assert drafted > 10 and (method != "draft_model" or accepted == drafted)  # the model itself is always right
 
 
 def head_weights(path: Path) -> dict[str, np.ndarray]:
