@@ -59,8 +59,8 @@ class BeamRules:
 
     def score(self, log_probability: np.float32, length: int) -> np.float32:
         """What outputs are compared by: the sum of its log-probabilities over its length to the `length_penalty`."""
-        penalty = np.float32(float(length) ** self.length_penalty)
-        return np.float32(log_probability / penalty)
+        score: np.float32 = log_probability / np.float32(float(length) ** self.length_penalty)
+        return score
 
     def split(
         self, candidates: Iterable[_Candidate], ends: Callable[[_Candidate], bool]
@@ -101,7 +101,7 @@ class RowBeam:
         Where it is computed, 0 to `width` - 1.
     token_ids : tuple of int
     score : float32
-        Of a beam the sum of its log-probabilities, of an output `BeamRules.score`.
+        The sum of log-probabilities of a beam, `BeamRules.score` of an output.
     """
 
     row: int
@@ -137,7 +137,7 @@ class RowSearch:
         Parameters
         ----------
         log_probs : sequence of float32 array, [len(beams)] of [vocab_size]
-            Of the next token of each of `beams`.
+            One array for each of `beams`, of its next token.
 
         Returns
         -------

@@ -209,7 +209,7 @@ class GenerationMixin:
             for each, and a beam that branches copies its row; those of `LLM`, `SamplingParams.beam_width`, share
             blocks.
         length_penalty, early_stopping
-            Of a beam search, see `SamplingParams`.
+            They decide how a beam search compares outputs and when it ends, see `SamplingParams`.
         generation_config
             Instead of the model's own.
         streamer

@@ -62,7 +62,9 @@ def model(request: pytest.FixtureRequest, folder: Path) -> Iterator[CausalLM]:
     early_stopping=st.sampled_from([True, False, "never"]),
     ends=st.sampled_from([[tiny.EOS], [5, 17, 33]]),
 )
-def test_rows_do_not_depend_on_each_other(model: CausalLM, rows: list[list[int]], ends: list[int], **beams: Any) -> None:
+def test_rows_do_not_depend_on_each_other(
+    model: CausalLM, rows: list[list[int]], ends: list[int], **beams: Any
+) -> None:
     together = model.model.generate(rows, 7, eos_token_id=ends, **beams)
     for row, output, score in zip(rows, together["output_token_ids"], together["beam_scores"] or (), strict=True):
         alone = model.model.generate(row, 7, eos_token_id=ends, **beams)

@@ -143,7 +143,9 @@ def rows(b: Any) -> Array:
     def floats(*shape: int) -> Array:
         return np.zeros(shape, np.float32)
 
-    x, residual, weight, with_mean = (following(*shape) for shape in ((tokens, size), (tokens, size), (size,), (2, size)))
+    x, residual, weight, with_mean = (
+        following(*shape) for shape in ((tokens, size), (tokens, size), (size,), (2, size))
+    )
     normed, added = floats(tokens, size), floats(tokens, size)
     b.rms_norm(*map(tensor, (x, weight, normed)), 1e-6)
     b.add_rms_norm(*map(tensor, (x, residual, with_mean, added)), 1e-6)
@@ -188,7 +190,11 @@ def rows(b: Any) -> Array:
 
 @pytest.mark.parametrize("target", ["armv8-a", "armv8.2-a+dotprod"])
 def test_neon_has_the_bits_of_avx2(target: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    sources = [*KERNELS, *sorted((ROOT / "src/cpu").glob("*.cpp")), *(path for path in CORE if "dist" not in path.parts)]
+    sources = [
+        *KERNELS,
+        *sorted((ROOT / "src/cpu").glob("*.cpp")),
+        *(path for path in CORE if "dist" not in path.parts),
+    ]
     sources = [path for path in dict.fromkeys(sources) if path.stem != "rank_worker"]
     builder = Builder(tmp_path_factory.mktemp("aarch64"), "plain", COMPILER)
     program = builder.program(
