@@ -3,8 +3,9 @@
     python -m bench.receipts llama-1b --tokens 256 --answers 1,8 --repeats 3
     python -m bench.receipts llama-1b --quantization int8
 
-The model has the shape of a real one and random weights. Generating without and with a receipt, and verifying, take
-turns; ratios are of the medians. Nothing is drafted, so that generating is one token a step.
+The model has the shape of a real one and random weights. Generating without and with a receipt, verifying, and what
+`LLM.score` takes for the same tokens, which is all arithmetic of verifying, take turns; ratios are of the medians.
+Nothing is drafted, so that generating is one token a step.
 """
 
 from __future__ import annotations
@@ -60,19 +61,21 @@ def measure(llm: LLM, count: int, num_tokens: int, repeats: int) -> None:
     sampling: dict[str, Any] = {"max_tokens": num_tokens, "ignore_eos": True, "seed": 1, "use_tqdm": False}
     receipts = [o.outputs[0].receipt for o in llm.generate(prompts, return_receipt=True, **sampling)]
     assert all(receipt is not None for receipt in receipts)
+    texts = [[*receipt.prompt_token_ids, *receipt.token_ids] for receipt in receipts if receipt is not None]
     ways: dict[str, Callable[[], Any]] = {
         "plain": lambda: llm.generate(prompts, **sampling),
         "with receipts": lambda: llm.generate(prompts, return_receipt=True, **sampling),
         "verify": lambda: all(llm.verify(receipts, use_tqdm=False)),  # type: ignore[arg-type]
+        "score": lambda: llm.score(texts, use_tqdm=False),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(repeats):
         for way, call in ways.items():
             times[way].append(seconds(call))
-    plain, told, verified = (statistics.median(times[way]) for way in ways)
+    plain, told, verified, scored = (statistics.median(times[way]) for way in ways)
     print(
         f"{count:3} at a time: plain {plain:.2f} s, with receipts {told / plain:.3f} of it, "
-        f"verifying 1/{plain / verified:.1f} of it"
+        f"verifying 1/{plain / verified:.1f} of it and {verified / scored:.3f} of LLM.score"
     )
 
 

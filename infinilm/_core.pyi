@@ -65,6 +65,11 @@ def cpu_multiplies_bf16() -> bool:
     Whether it multiplies bfloat16 by bfloat16, so that compute_dtype bfloat16 rounds the inputs of linears.
     """
 
+def cpu_fuses_products() -> bool:
+    """
+    Whether it rounds a product and its sum once. All that do give the same bits, but for products of bfloat16.
+    """
+
 def parse_device(device: str) -> tuple[str, int]:
     """Kind and index of a device such as 'cuda:1'. ConfigError: it is none."""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.beams import BeamRules, RowSearch
 from infinilm.errors import InfinilmError, RequestError, did_you_mean
 from infinilm.logs import logger
 from infinilm.sampling_params import SamplingParams
@@ -29,7 +30,15 @@ from infinilm.token_ids import check_token_ids, token_id_tuple
 if TYPE_CHECKING:
     from infinilm.config.json.model_config import ModelConfig
 
-__all__ = ["GenerationMixin", "GenerationResult", "Sampling", "TokenRows", "as_token_rows", "sample_tokens"]
+__all__ = [
+    "GenerationMixin",
+    "GenerationResult",
+    "Sampling",
+    "TokenRows",
+    "as_token_rows",
+    "log_softmax",
+    "sample_tokens",
+]
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -56,6 +65,7 @@ class GenerationResult(TypedDict):
     """What `GenerationMixin.generate` returns; latencies in seconds, None where nothing was measured."""
 
     output_token_ids: list[list[int]]  # per row the new tokens, the end-of-text token included
+    beam_scores: list[float] | None  # per row what beams were compared by, as `CompletionOutput.beam_score`; or None
     output_content: list[str] | None  # per row the text of the new tokens; None without a tokenizer
     total_latency: float  # from the call to the last token
     prefill_latency: float  # from the call to the first token of every row: the time to first token
@@ -91,6 +101,17 @@ class TokenRows(Protocol):
         numpy.ndarray
             int32 [num_rows]; what it holds for rows that have ended means nothing.
         """
+        ...
+
+    def log_probs(self, chunks: Sequence[Int32Array]) -> Float32Array:
+        """Append new tokens to the rows, as `step`; the log-probabilities of the next ones, [num_rows, vocab_size].
+
+        What it holds for rows without new tokens means nothing.
+        """
+        ...
+
+    def copy(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Let rows become copies of others: (row, its copy) each. No copy is the source of another one."""
         ...
 
 
@@ -151,6 +172,9 @@ class GenerationMixin:
         do_sample: bool | None = None,
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
         generation_config: GenerationConfig | None = None,
         streamer: Any = None,
         **unknown: NoReturn,
@@ -179,6 +203,13 @@ class GenerationMixin:
             that seed, so row 0 gets the tokens that `LLM.generate(..., seed=seed)` gives. None: a random one.
         eos_token_id
             One or several ids; None: `eos_token_ids` of the model.
+        num_beams
+            Above 1: a beam search of so many beams for each row, whose best output is returned, as transformers finds
+            it. It draws nothing, and has neither a repetition penalty nor a streamer. The cache holds `num_beams` rows
+            for each, and a beam that branches copies its row; those of `LLM`, `SamplingParams.beam_width`, share
+            blocks.
+        length_penalty, early_stopping
+            They decide how a beam search compares outputs and when it ends, see `SamplingParams`.
         generation_config
             Instead of the model's own.
         streamer
@@ -216,7 +247,10 @@ class GenerationMixin:
             "min_p": min_p,
             "repetition_penalty": repetition_penalty,
         }
-        sampling = _make_sampling(do_sample, given, defaults)
+        beams = _check_beams(num_beams, length_penalty, early_stopping)
+        if beams is not None:
+            _check_no_draws(beams, given | {"do_sample": do_sample or None, "streamer": streamer})
+        sampling = _make_sampling(do_sample, {} if beams else given, defaults)
         limits = self._new_token_limits(prompts, max_new_tokens, defaults)
         draws = _Draws(len(prompts), seed)
         if eos_token_id is None and generation_config is not None:
@@ -226,13 +260,17 @@ class GenerationMixin:
         if tokenizer is not None and not hasattr(tokenizer, "decode"):
             raise TypeError(f"tokenizer: expected an object with decode(ids), got {type(tokenizer).__name__}")
 
+        scores = None
         try:
             begin(prompts)
-            outputs, times = self._run(prompts, limits, sampling, draws, eos, put)
+            if beams is None:
+                outputs, times = self._run(prompts, limits, sampling, draws, eos, put)
+            else:
+                outputs, scores, times = self._search(prompts, limits, beams, eos)
         finally:
             end()
         texts = None if tokenizer is None else [tokenizer.decode(ids, skip_special_tokens=True) for ids in outputs]
-        return _result(prompts, outputs, texts, started, times)
+        return _result(prompts, outputs, scores, texts, started, times)
 
     def _run(
         self,
@@ -266,6 +304,35 @@ class GenerationMixin:
                     np.array([] if done else [token], np.int32) for done, token in zip(ended, tokens, strict=True)
                 ]
         return outputs, times
+
+    def _search(
+        self, prompts: Sequence[Int32Array], limits: Sequence[int], params: SamplingParams, eos: frozenset[int]
+    ) -> tuple[list[list[int]], list[float], list[float]]:
+        """A beam search of each prompt: the best outputs, their scores, and the time after each step."""
+        width = params.beam_width or 1
+        searches = [
+            RowSearch(BeamRules(width, limit, len(eos), params.length_penalty, params.early_stopping), eos)
+            for limit in limits
+        ]
+        times: list[float] = []
+        num_tokens = max(map(sum, zip(map(len, prompts), limits, strict=True)))
+        # Beams of a search are neighbours.
+        chunks = [np.array([], np.int32)] * (len(prompts) * width)
+        chunks[::width] = prompts
+        with self._rows(len(chunks), num_tokens) as rows:
+            while any(len(chunk) for chunk in chunks):
+                log_probs = rows.log_probs(chunks)
+                times.append(time.perf_counter())
+                chunks = [np.array([], np.int32)] * len(chunks)
+                copies: list[tuple[int, int]] = []
+                for first, search in zip(range(0, len(chunks), width), searches, strict=True):
+                    moved = search.advance([log_probs[first + beam.row] for beam in search.beams])
+                    copies += [(first + row, first + other) for row, other in moved]
+                    for beam in search.beams:
+                        chunks[first + beam.row] = np.array(beam.token_ids[-1:], np.int32)
+                rows.copy(copies)
+        found = [search.outputs[0] for search in searches]
+        return [list(one.token_ids) for one in found], [float(one.score) for one in found], times
 
     @property
     def pad_token_id(self) -> int:
@@ -383,6 +450,33 @@ def _make_sampling(do_sample: bool | None, given: Mapping[str, float | None], de
     return Sampling(params.temperature, params.top_k, params.top_p, params.min_p, penalty)
 
 
+def _check_beams(num_beams: Any, length_penalty: float, early_stopping: bool | str) -> SamplingParams | None:
+    """What a beam search was asked for, by the rules of `SamplingParams`; None: there is none."""
+    if isinstance(num_beams, bool) or not isinstance(num_beams, (int, np.integer)):
+        raise TypeError(f"num_beams must be an int, got {num_beams!r}")
+    if num_beams < 1:
+        raise RequestError(f"num_beams must be at least 1, got {num_beams}")
+    if num_beams == 1:
+        for name, is_given in (
+            ("length_penalty", length_penalty != 1),
+            ("early_stopping", early_stopping is not False),
+        ):
+            if is_given:
+                raise RequestError(f"{name} is of a beam search: set num_beams, or leave it out")
+        return None
+    return SamplingParams(beam_width=int(num_beams), length_penalty=length_penalty, early_stopping=early_stopping)
+
+
+def _check_no_draws(beams: SamplingParams, given: Mapping[str, Any]) -> None:
+    """RequestError: a beam search was asked for something that it has not."""
+    for name, value in given.items():
+        if value is not None:
+            raise RequestError(
+                f"{name} cannot be combined with num_beams={beams.beam_width}: a beam search compares outputs by the "
+                "model's own probabilities, draws nothing and has its tokens at its end; leave one of them out"
+            )
+
+
 class _Draws:
     """The uniform draws of every row: `_core.uniform(seed + row, position of the token)`, as `LLM` draws."""
 
@@ -430,9 +524,7 @@ def sample_tokens(
     InfinilmError
         A row holds NaN or +infinity, or -infinity alone.
     """
-    largest = logits.max(axis=-1, initial=-np.inf)  # NaN if there is one
-    if bad := np.flatnonzero(~np.isfinite(largest)).tolist():
-        raise InfinilmError(f"row {bad[0]} of the logits cannot be sampled: its largest value is {largest[bad[0]]}")
+    _check_logits(logits)
     if seen is not None:
         penalty = logits.dtype.type(sampling.repetition_penalty)
         logits = np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -440,6 +532,25 @@ def sample_tokens(
         greedy: Int32Array = logits.argmax(axis=-1).astype(np.int32)
         return greedy
     return np.array([_draw(row, sampling, float(u)) for row, u in zip(logits, random_val, strict=True)], np.int32)
+
+
+def _check_logits(logits: npt.NDArray[Any]) -> None:
+    """InfinilmError: a row holds NaN or +infinity, or -infinity alone."""
+    largest = logits.max(axis=-1, initial=-np.inf)  # NaN if there is one
+    if bad := np.flatnonzero(~np.isfinite(largest)).tolist():
+        raise InfinilmError(f"row {bad[0]} of the logits cannot be sampled: its largest value is {largest[bad[0]]}")
+
+
+def log_softmax(logits: npt.NDArray[Any]) -> Float32Array:
+    """The log-probabilities of logits, float32 [num_rows, vocab_size].
+
+    InfinilmError: a row holds NaN or +infinity, or -infinity alone.
+    """
+    _check_logits(logits)
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted.astype(np.float32)
 
 
 def _draw(logits: npt.NDArray[Any], sampling: Sampling, random_val: float) -> int:
@@ -491,6 +602,7 @@ def pad_rows(rows: Sequence[npt.ArrayLike], pad_token_id: int, *, left: bool = T
 def _result(
     prompts: Sequence[Int32Array],
     outputs: list[list[int]],
+    scores: list[float] | None,
     texts: list[str] | None,
     started: float,
     times: Sequence[float],
@@ -500,6 +612,7 @@ def _result(
     prefill, decode = times[0] - started, times[-1] - times[0]
     return {
         "output_token_ids": outputs,
+        "beam_scores": scores,
         "output_content": texts,
         "total_latency": times[-1] - started,
         "prefill_latency": prefill,

@@ -67,7 +67,11 @@ def answers(llm: LLM, rng: np.random.Generator) -> list[Receipt]:
         for _ in prompts
     ]
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    return [one.outputs[0].receipt for one in outputs if one.outputs[0].receipt is not None]
+    receipts = [one.outputs[0].receipt for one in outputs if one.outputs[0].receipt is not None]
+    if len(receipts) < len(outputs):
+        failed = next(one.outputs[0] for one in outputs if one.outputs[0].receipt is None)
+        raise SystemExit(f"an answer has no receipt: {failed}, {failed.error}")
+    return receipts
 
 
 def with_change(receipt: Receipt, rng: np.random.Generator, vocab_size: int) -> Receipt:

@@ -18,8 +18,6 @@ _DRIVER = Path("/proc/driver/nvidia/version")  # there while NVIDIA's driver is
 _NOTHING_TO_USE = ("no NVIDIA driver", "the NVIDIA driver finds no device")
 _UNUSABLE_DRIVER = ("the NVIDIA driver is too old", "CUDA is not usable")
 
-_SAME_BITS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")  # but for products of bfloat16
-
 
 def backends() -> dict[str, dict[str, Any]]:
     """Devices and whether they can be used.
@@ -83,15 +81,15 @@ def usable_gpus(devices: list[dict[str, Any]] | None = None) -> list[int]:
 
 
 def kernel_class(device: str, dtype: str) -> str:
-    """What decides how sums are rounded: the oldest instruction set with the same bits, or a kind of GPU.
+    """What decides how sums are rounded: "fma", another instruction set, or a kind of GPU.
 
-    All x86 builds from AVX2 on add in one order, and fuse the same products. Those that have instructions for products
-    of bfloat16 use them where that is the `dtype` of the computation, which rounds otherwise.
+    All CPUs add in one order, and those that fuse products and sums (AVX2 and later, NEON) fuse the same ones. Those
+    that have instructions for products of bfloat16 use them where that is the `dtype` of the computation, which rounds
+    otherwise.
     """
     if device == "cpu":
-        isa = _core.selected_cpu_isa()
         multiplies_bf16 = _core.cpu_multiplies_bf16() and dtype == "bfloat16"
-        return "avx2" if isa in _SAME_BITS and not multiplies_bf16 else isa
+        return "fma" if _core.cpu_fuses_products() and not multiplies_bf16 else _core.selected_cpu_isa()
     index = int(device.partition(":")[2] or 0)
     return "sm_" + str(_core.cuda_devices()[index]["compute_capability"]).replace(".", "")
 

@@ -12,7 +12,7 @@ import copy as copying
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias, overload
@@ -426,6 +426,29 @@ class InferEngine(OfThisProcess):
             if layout != self._cache:
                 self._allocate(layout)
             self._cache_config = cache_config
+
+    def copy_blocks(self, blocks: Sequence[int], copies: Sequence[int], num_tokens: int) -> None:
+        """Let blocks of the cache become copies of others, with the state of the sequence if the model keeps one.
+
+        In a static cache a row is a block. The bytes go through the memory of the host.
+
+        Parameters
+        ----------
+        blocks, copies : sequence of int
+            As many of both.
+        num_tokens : int
+            Tokens of the sequence that the blocks hold.
+
+        Raises
+        ------
+        RequestError
+            There is no such block, or they are not as many.
+        """
+        with self._open():
+            self._core.write_blocks(0, copies, self._core.read_blocks(0, blocks))
+            if self.has_states:
+                for block, other in zip(blocks, copies, strict=True):
+                    self._core.write_state(other, num_tokens, self._core.read_state(block))
 
     def get_cache_config(self) -> CacheConfig:
         """The configuration in use."""

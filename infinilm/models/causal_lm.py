@@ -176,6 +176,9 @@ class CausalLM:
         streamer: Any = None,
         tokenizer: Any = None,
         seed: int | None = None,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
+        early_stopping: bool | str | None = None,
         return_dict_in_generate: bool = False,
         **others: Any,
     ) -> Any:
@@ -197,10 +200,12 @@ class CausalLM:
             Tokens of a row of the result; `max_new_tokens` counts more.
         eos_token_id, pad_token_id
             Instead of those of the model.
+        num_beams, length_penalty, early_stopping
+            A beam search, see `GenerationMixin.generate`; None: there is none. The best output of each row is returned.
         return_dict_in_generate
             Return more than the tokens.
         **others
-            Other keywords of transformers, with values that change nothing, such as ``num_beams=1``.
+            Other keywords of transformers, with values that change nothing, such as ``num_return_sequences=1``.
 
         Returns
         -------
@@ -214,7 +219,7 @@ class CausalLM:
         TypeError
             A keyword that there is not, or an argument of the wrong type.
         RequestError
-            What is out of range, does not fit, or asks for what is not available, such as beam search.
+            What is out of range, does not fit, or asks for what is not available, such as groups of beams.
         """
         _refuse(others)
         config = self._config(generation_config)
@@ -239,6 +244,9 @@ class CausalLM:
             do_sample=do_sample,
             seed=seed,
             eos_token_id=eos_token_id,
+            num_beams=1 if num_beams is None else num_beams,
+            length_penalty=1.0 if length_penalty is None else length_penalty,
+            early_stopping=False if early_stopping is None else early_stopping,
             generation_config=config,
             streamer=streamer,
         )
@@ -294,7 +302,7 @@ def _refuse(others: Mapping[str, Any]) -> None:
         if not harmless:
             raise RequestError(
                 f"{name}={value!r:.80} is not available in this version; LLM has stop strings, several sequences per "
-                "prompt (n), log-probabilities and logits processors"
+                "prompt (n, with beam_width the best ones of a beam search), log-probabilities and logits processors"
             )
 
 

@@ -106,6 +106,16 @@ class DynamicCache:
         """Keep the state of a row in a layer that has one, as it is behind the new tokens; `advance` makes it count."""
         self._new_states[layer, row] = state
 
+    def copy(self, row: int, other: int) -> None:
+        """Let another row become a copy of a row."""
+        self.lengths[other] = self.lengths[row]
+        for arrays in (self._keys, self._values):
+            for array in arrays:
+                array[other] = array[row]
+        # These arrays are replaced and never written.
+        self._index_keys |= {(layer, other): keys for (layer, of), keys in self._index_keys.items() if of == row}
+        self._states |= {(layer, other): state for (layer, of), state in self._states.items() if of == row}
+
     def advance(self, counts: Sequence[int]) -> None:
         """Count the tokens that were appended to every layer: `counts` [num_rows]."""
         self._states.update(self._new_states)

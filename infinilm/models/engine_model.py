@@ -18,7 +18,7 @@ from infinilm.cache import StaticKVCacheConfig
 from infinilm.engine.hooks import HookRegistry
 from infinilm.engine.infer_engine import InferEngine
 from infinilm.errors import CacheFullError, InfinilmError
-from infinilm.generation import GenerationMixin, Sampling, TokenRows, sample_tokens
+from infinilm.generation import GenerationMixin, Sampling, TokenRows, log_softmax, sample_tokens
 from infinilm.text.generation_config import GenerationConfig
 
 __all__ = ["EngineModel", "EngineRows"]
@@ -142,6 +142,7 @@ class EngineRows(TokenRows):
                 f"{num_rows} rows of {num_tokens} tokens do not fit: the static KV cache has {cache.num_blocks} rows "
                 f"of {cache.block_size}; raise max_batch_size or max_cache_len, or lower max_new_tokens"
             )
+        blocks_per_row = blocks_per_row if self._paged else 1
         self._block_tables = np.arange(num_rows * blocks_per_row).reshape(num_rows, blocks_per_row)
 
     def step(
@@ -169,6 +170,27 @@ class EngineRows(TokenRows):
             )
             tokens[rows] = output.output_ids.numpy()
         return tokens
+
+    def log_probs(self, chunks: Sequence[Int32Array]) -> npt.NDArray[np.float32]:
+        """See `TokenRows.log_probs`."""
+        rows = [row for row, chunk in enumerate(chunks) if len(chunk)] if self._paged else list(range(len(chunks)))
+        output = self.forward(chunks, return_logits=True, temperature=0)
+        assert output.logits is not None
+        logits = output.logits.numpy()
+        out = np.zeros((len(chunks), logits.shape[-1]), np.float32)
+        out[rows] = log_softmax(logits)
+        return out
+
+    def copy(self, rows: Sequence[tuple[int, int]]) -> None:
+        """See `TokenRows.copy`."""
+        block_size = self._engine.cache_layout.block_size
+        for row, other in rows:
+            num_tokens = int(self._lengths[row])
+            used = slice(-(-num_tokens // block_size))
+            self._engine.copy_blocks(
+                self._block_tables[row][used].tolist(), self._block_tables[other][used].tolist(), num_tokens
+            )
+            self._lengths[other] = num_tokens
 
     def forward(
         self, chunks: Sequence[Int32Array], *, return_logits: bool = False, **sampling: Any

@@ -1,20 +1,19 @@
 """Beam search: the most probable outputs of a prompt, found by following several at once.
 
-Scores and rules are those of transformers (`GenerationMixin._beam_search` of version 5): a step takes the best
-continuations of all beams together; those that end with one of the best `beam_width` of them become hypotheses, and the
-best `beam_width` of the others are the next beams. A beam is a sequence of the scheduler, and beams that begin alike
-share their blocks.
+Its rules are `infinilm.beams.BeamRules`. A beam is a sequence of the scheduler, and beams that begin alike share their
+blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from infinilm._core import MAX_LOGPROBS
+from infinilm.beams import BeamRules, best
 from infinilm.requests.request import Completion, EngineRequest
 from infinilm.scheduling.sequence import Sequence
 from infinilm.text.detokenize import OutputText
@@ -69,9 +68,6 @@ class _Candidate:
     text: OutputText | None = None  # with this token, if there are stop strings
 
 
-_Scored = TypeVar("_Scored", _Candidate, Hypothesis)
-
-
 class BeamSearch(EngineRequest):
     """A search, which ends the completions of its prompt when it has ended.
 
@@ -89,13 +85,14 @@ class BeamSearch(EngineRequest):
         self._params = replace(params, temperature=0.0, speculation="off")
         self._stop_token_ids = first.stop_token_ids
         num_stops = len(self._stop_token_ids)
-        self._num_best = max(2, 1 + num_stops) * params.beam_width
+        self._rules = BeamRules(
+            params.beam_width, completions[0].max_new_tokens, num_stops, params.length_penalty, params.early_stopping
+        )
         # Stop tokens that may not come yet are left out.
-        num_rows = self._num_best + (num_stops if params.min_tokens else 0)
+        num_rows = self._rules.num_best + (num_stops if params.min_tokens else 0)
         self.num_logprobs = min(max(num_rows, params.logprobs or 0), completions[0].pipeline.vocab_size)
         self._prompt = first
         super().__init__(self._branch([], []))
-        self._width, self._max_new_tokens = params.beam_width, completions[0].max_new_tokens
         self._beams = [_Beam(self.sequence, np.float32(0), [], completions[0].make_text() if params.stop else None)]
         self._hypotheses: list[Hypothesis] = []  # the best first
         self.dependents = list(completions)
@@ -143,31 +140,24 @@ class BeamSearch(EngineRequest):
 
         `now`: seconds, perf_counter.
         """
-        params, length = self._params, len(self._beams[0].logprobs) + 1
-        running: list[_Candidate] = []
-        ended: list[Hypothesis] = []
-        for place, candidate in enumerate(self._candidates(length)):
-            if not self._ends(candidate, length):
-                running.append(candidate)
-            elif place < self._width:
-                score = candidate.score / np.float32(float(length) ** params.length_penalty)
-                ended.append(self._hypothesis(candidate, score, now))
-        self._hypotheses = _best(self._hypotheses + ended, self._width)
-        if self._has_ended(running, length):
+        rules, length = self._rules, len(self._beams[0].logprobs) + 1
+        running, ended = rules.split(self._candidates(length), lambda candidate: self._ends(candidate, length))
+        hypotheses = [self._hypothesis(one, rules.score(one.score, length), now) for one in ended]
+        self._hypotheses = best(self._hypotheses + hypotheses, rules.width)
+        if rules.has_ended(running, self._hypotheses, length):
             self.finish_reason = "stop"
             return Moves(self.sequences, [], [])
-        return self._move(running[: self._width], now)
+        return self._move(running, now)
 
     def _candidates(self, length: int) -> list[_Candidate]:
-        """The best continuations of all beams together, the best first; `length`: their tokens."""
+        """Continuations of all beams, the best among them; `length`: their tokens."""
         too_soon = self._stop_token_ids if length <= self._params.min_tokens else ()
-        candidates = [
+        return [
             _Candidate(beam, token_id, beam.score + np.float32(logprob))
             for beam in self._beams
             for token_id, logprob in (beam.row or {}).items()
             if token_id not in too_soon
         ]
-        return _best(candidates, self._num_best)
 
     def _ends(self, candidate: _Candidate, length: int) -> bool:
         """Whether an output ends with its last token."""
@@ -176,7 +166,7 @@ class BeamSearch(EngineRequest):
             candidate.text.push(candidate.token_id, search=length > self._params.min_tokens)
             if candidate.text.stopped_by is not None:
                 return True
-        return candidate.token_id in self._stop_token_ids or length >= self._max_new_tokens
+        return candidate.token_id in self._stop_token_ids or length >= self._rules.max_tokens
 
     def _hypothesis(self, candidate: _Candidate, score: np.float32, now: float) -> Hypothesis:
         beam, token_id = candidate.beam, candidate.token_id
@@ -186,22 +176,8 @@ class BeamSearch(EngineRequest):
     def _told(self, beam: _Beam, token_id: int) -> Logprobs:
         """The log-probabilities of a next token that its completion tells."""
         assert beam.row is not None
-        best = list(beam.row.items())[: self._params.logprobs or 0]
-        return dict(best) | {token_id: beam.row[token_id]}
-
-    def _has_ended(self, running: list[_Candidate], length: int) -> bool:
-        """Whether no beam goes on, or none is expected to become better than the hypotheses."""
-        if not running:
-            return True
-        if len(self._hypotheses) < self._width:
-            return False
-        params = self._params
-        if params.early_stopping is True:
-            return True
-        is_patient = params.early_stopping == "never" and params.length_penalty > 0
-        best_length = self._max_new_tokens if is_patient else length
-        possible = running[0].score / np.float32(float(best_length) ** params.length_penalty)
-        return bool(possible <= self._hypotheses[-1].score)
+        shown = list(beam.row.items())[: self._params.logprobs or 0]
+        return dict(shown) | {token_id: beam.row[token_id]}
 
     def _move(self, chosen: list[_Candidate], now: float) -> Moves:
         """Make these candidates the beams. The first of each beam continues it, and the others are forks of it."""
@@ -228,8 +204,3 @@ class BeamSearch(EngineRequest):
         found: list[Hypothesis | None] = [*self._hypotheses]
         found += [None] * (len(self.completions) - len(found))
         return zip(self.completions, found, strict=False)
-
-
-def _best(items: Iterable[_Scored], count: int) -> list[_Scored]:
-    """The items with the best scores, the best first; of equal ones the earlier first."""
-    return sorted(items, key=lambda item: -item.score)[:count]

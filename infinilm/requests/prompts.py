@@ -219,7 +219,7 @@ class RequestMaker:
 
         ReceiptError, RequestError: there cannot have been such a request, or this engine cannot run it.
         """
-        params = replace(replayed_params(receipt), lora=self._receipts.adapter_of(receipt))
+        params = replayed_params(receipt, self._receipts.adapter_of(receipt))
         self._check_params(params)
         prompt: PromptDict = {
             "prompt_token_ids": self._place_again(receipt, pictures),

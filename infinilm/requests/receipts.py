@@ -187,8 +187,11 @@ class ReceiptMaker:
         return differing
 
 
-def replayed_params(receipt: Receipt) -> SamplingParams:
-    """The parameters of the request that a receipt names. ReceiptError: they cannot have been those of a request."""
+def replayed_params(receipt: Receipt, lora: str | None) -> SamplingParams:
+    """The parameters of the request that a receipt names. ReceiptError: they cannot have been those of a request.
+
+    `lora`: what its adapter is called here.
+    """
     fields = dict(receipt.request)
     if set(fields) != set(_RECORDED):
         odd = sorted(set(fields) ^ set(_RECORDED))
@@ -200,7 +203,7 @@ def replayed_params(receipt: Receipt) -> SamplingParams:
             fields["logit_bias"] = {int(token_id): value for token_id, value in bias.items()}
         if (constraint := fields["constraint"]) is not None:
             fields["constraint"] = Constraint(kind=constraint["kind"], text=constraint["text"])
-        return SamplingParams(**fields, return_receipt=True)
+        return SamplingParams(**fields, lora=lora, return_receipt=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ReceiptError(f"request: {error}") from None
 

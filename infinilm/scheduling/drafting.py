@@ -194,17 +194,20 @@ class Drafting:
     def _candidates(self, choice: StepChoice) -> list[int]:
         """The sequences of a step that may have a draft, by their index: those in decode, and others with an output.
 
-        These compute tokens of their output again, after a preemption. They are counted in `choice.num_recomputed`.
+        These compute tokens of their output again, after a preemption. They are counted in `choice.num_recomputed`. A
+        known answer is also computed behind the last token of its prompt.
         """
         running, num_decodes = self._running, len(choice.decode_slots)
         found: list[int] = np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist()
         for i, count in enumerate(choice.prefill_counts, num_decodes):
             slot = choice.sequences[i].slot
             num_tokens = running.num_tokens[slot]
-            if running.num_computed[slot] + count == num_tokens > running.prompt_lens[slot]:
-                choice.num_recomputed += 1
-                if running.is_drafted[slot]:
-                    found.append(i)
+            if running.num_computed[slot] + count < num_tokens:
+                continue
+            has_output = bool(num_tokens > running.prompt_lens[slot])
+            choice.num_recomputed += has_output
+            if running.is_drafted[slot] and (has_output or choice.sequences[i].replay is not None):
+                found.append(i)
         return found
 
     def _rooms(self, slots: IndexArray, budget: int) -> Int32Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from infinilm.logs import logger
 from infinilm.speculation import BatchDrafter, Drafter
@@ -50,7 +51,8 @@ class DrafterChain:
 
     def __init__(self, drafters: Iterable[Drafter]) -> None:
         self._drafters = list(drafters)
-        self._makers = [drafter for drafter in self._drafters if isinstance(drafter, BatchDrafter)]
+        # `isinstance` of a protocol takes 50 us, and every request has a chain.
+        self._makers = [cast(BatchDrafter, drafter) for drafter in self._drafters if hasattr(drafter, "batch")]
 
     def __len__(self) -> int:
         return len(self._drafters)

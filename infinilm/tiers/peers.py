@@ -1,7 +1,7 @@
 """`Peer`: segments that another server keeps, fetched over HTTP.
 
 A server that has the key of the API gets a segment by its key, at `/prefixes/KEY`, as the bytes of its file. They are
-checked as those of a file are: the digest, and that they are of the key that was asked for, which follows from the
+checked as those of a file are: the checksum, and that they are of the key that was asked for, which follows from the
 weights, the kernels and all tokens. A peer that is slow, ends in the middle or sends something else is passed over.
 """
 

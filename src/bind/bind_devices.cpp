@@ -30,6 +30,9 @@ void bind_devices(nb::module_& m) {
         "cpu_multiplies_bf16", [] { return cpu::select_kernels().multiplies_bf16(); },
         "Whether it multiplies bfloat16 by bfloat16, so that compute_dtype bfloat16 rounds the inputs of linears.");
     m.def(
+        "cpu_fuses_products", [] { return cpu::fuses_products(cpu::select_kernels().name); },
+        "Whether it rounds a product and its sum once. All that do give the same bits, but for products of bfloat16.");
+    m.def(
         "parse_device",
         [](const std::string& text) {
             const Device device = device_from_string(text);

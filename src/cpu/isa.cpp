@@ -23,6 +23,7 @@ struct Build {
     const Kernels* kernels;
     bool runnable;
     bool automatic;  // false: only by name
+    bool fuses;      // see fuses_products
 };
 
 #if defined(__x86_64__)
@@ -79,8 +80,12 @@ std::vector<const Kernels*> kernels_of_libraries() {
 std::vector<Build> builds() {
     static const std::vector<const Kernels*> added = kernels_of_libraries();
     std::vector<Build> all;
-    for (const Kernels* kernels : added) all.push_back({kernels, true, false});
-    all.push_back({&kernels_generic, true, true});
+    for (const Kernels* kernels : added) all.push_back({kernels, true, false, false});
+#if defined(__aarch64__)
+    all.push_back({&kernels_generic, true, true, true});
+#else
+    all.push_back({&kernels_generic, true, true, false});
+#endif
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -90,11 +95,11 @@ std::vector<Build> builds() {
     const bool avx512_bf16 = avx512_vnni && __builtin_cpu_supports("avx512bf16");
     const bool amx = avx512_vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
                      __builtin_cpu_supports("amx-int8") && request_tiles();
-    all.push_back({&kernels_avx2, avx2, true});
-    all.push_back({&kernels_avx512, avx512, true});
-    all.push_back({&kernels_avx512_vnni, avx512_vnni, true});
-    all.push_back({&kernels_avx512_bf16, avx512_bf16, avx512_bf16 && bf16_dot_pays()});
-    all.push_back({&kernels_amx, amx, true});
+    all.push_back({&kernels_avx2, avx2, true, true});
+    all.push_back({&kernels_avx512, avx512, true, true});
+    all.push_back({&kernels_avx512_vnni, avx512_vnni, true, true});
+    all.push_back({&kernels_avx512_bf16, avx512_bf16, avx512_bf16 && bf16_dot_pays(), true});
+    all.push_back({&kernels_amx, amx, true, true});
 #endif
     return all;
 }
@@ -106,6 +111,11 @@ std::vector<const Kernels*> available_kernels() {
     for (const Build& build : builds())
         if (build.runnable) runnable.push_back(build.kernels);
     return runnable;
+}
+
+bool fuses_products(std::string_view isa) {
+    const std::vector<Build> all = builds();
+    return std::any_of(all.begin(), all.end(), [&](const Build& b) { return b.fuses && isa == b.kernels->name; });
 }
 
 const Kernels& select_kernels(std::string_view isa) {

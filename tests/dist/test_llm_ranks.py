@@ -12,7 +12,7 @@ from llm import tiny
 from llm.support import PATIENCE
 
 import infinilm
-from infinilm import LLM, ConfigError, DeviceError, EngineDeadError, HookRegistry
+from infinilm import LLM, ConfigError, DeviceError, EngineDeadError, HookRegistry, PagedKVCacheConfig
 from infinilm.cli.main import main
 
 PROMPTS = ["the", "Once upon a time there was an answer", [1, 2, 3], "a " * 25]
@@ -45,6 +45,19 @@ def test_answers_are_those_of_one_rank(folder: Path, size: int) -> None:
         np.testing.assert_allclose(several.forward([1, 2, 3]), one.forward([1, 2, 3]), atol=2e-4)
         for a, b in zip(one.score(["the other", "in"]), several.score(["the other", "in"]), strict=True):
             assert b.total == pytest.approx(a.total, abs=1e-3)
+
+
+def test_beams_are_those_of_one_rank(folder: Path) -> None:
+    """In a cache that is too small for all of them, too, so that some are computed anew."""
+    beams: dict[str, Any] = {"beam_width": 3, "n": 2, "max_tokens": 12, "ignore_eos": True, "use_tqdm": False}
+    small = PagedKVCacheConfig(block_size=4, num_blocks=24)
+    with (
+        LLM(folder, dtype="float32") as one,
+        LLM(folder, dtype="float32", tensor_parallel_size=2, kv_cache=small, max_model_len=80) as two,
+    ):
+        for a, b in zip(one.generate(PROMPTS, **beams), two.generate(PROMPTS, **beams), strict=True):
+            assert [c.token_ids for c in a.outputs] == [c.token_ids for c in b.outputs]
+            assert [c.beam_score for c in b.outputs] == pytest.approx([c.beam_score for c in a.outputs], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,16 @@ def test_answers_that_go_on(llm: LLM, receipt: Receipt) -> None:
     assert llm.verify(rest)[0]
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "tiny"])
+def test_prompt_and_answer_are_one_pass(folder: Path, name: str) -> None:
+    """A model with states verifies so as many tokens as its states can go back."""
+    with LLM(folder if name == "tiny" else golden(name), use_tqdm=False) as one:
+        (made,) = receipts_of(one, [5, 6, 7, 8], ignore_eos=True, max_tokens=1 + NUM_LOG_ROWS)
+        before = one.metrics().num_steps
+        assert one.verify(made)[0]
+        assert one.metrics().num_steps - before == 1
+
+
 def test_as_many_tokens_a_step_as_there_is_room_for(folder: Path) -> None:
     with open_tiny(folder, max_model_len=512, max_num_seqs=4) as llm:
         receipts = receipts_of(llm, "the", "a", max_tokens=450, ignore_eos=True)

@@ -170,7 +170,7 @@ def test_generation_configs(model: CausalLM, caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"num_beams": 4}, RequestError, "num_beams=4 is not available"),
+        ({"num_return_sequences": 2}, RequestError, "num_return_sequences=2 is not available"),
         ({"stop_strings": ["x"]}, RequestError, "stop_strings"),
         ({"min_new_tokens": 3}, RequestError, "min_new_tokens"),
         ({"stopping_criteria": [len]}, RequestError, "stopping_criteria"),

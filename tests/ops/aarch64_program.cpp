@@ -21,6 +21,11 @@ float number(uint32_t seed, uint32_t i) {
 
 Tensor numbers(DType dtype, std::initializer_list<int64_t> shape, uint32_t seed) {
     Tensor out = allocate_host(dtype, shape);
+    if (dtype == DType::int8) {
+        for (int64_t i = 0; i < out.numel(); ++i)
+            out.as<int8_t>()[i] = static_cast<int8_t>(127 * number(seed, static_cast<uint32_t>(i)));
+        return out;
+    }
     visit_floating(dtype, [&]<class T>(T) {
         for (int64_t i = 0; i < out.numel(); ++i)
             out.as<T>()[i] = from_float<T>(number(seed, static_cast<uint32_t>(i)));
@@ -68,7 +73,10 @@ void linears_of_blocks(Backend& backend) {
 
 void attention(Backend& backend) {
     constexpr int64_t heads = 6, kv_heads = 2, dim = 24, block = 16, blocks = 20, queries = 150, keys = 300;
-    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16, DType::int8}) {
+        const bool scaled = dtype == DType::int8;
+        const Tensor k_scales = scaled ? numbers(DType::float32, {blocks, kv_heads, block}, 7) : Tensor(),
+                     v_scales = scaled ? numbers(DType::float32, {blocks, kv_heads, block}, 8) : Tensor();
         const Tensor cache_k = numbers(dtype, {blocks, kv_heads, block, dim}, 4),
                      cache_v = numbers(dtype, {blocks, kv_heads, block, dim}, 5),
                      table = allocate_host(DType::int32, {2, blocks}), starts = allocate_host(DType::int32, {3}),
@@ -82,14 +90,14 @@ void attention(Backend& backend) {
         backend.paged_attention({.q = q,
                                  .k_cache = cache_k,
                                  .v_cache = cache_v,
-                                 .k_scales = {},
-                                 .v_scales = {},
+                                 .k_scales = k_scales,
+                                 .v_scales = v_scales,
                                  .block_table = table,
                                  .cu_seqlens_q = starts,
                                  .context_lens = lens,
                                  .out = out,
                                  .softmax_scale = 0.2f,
-                                 .score_cap = 0,
+                                 .score_cap = scaled ? 5.0f : 0.0f,
                                  .sliding_window = 0});
         write(out);
     }
@@ -153,6 +161,92 @@ void layers_with_a_state(Backend& backend) {
     for (const Tensor& result : {mixed, conv_state, out, state, space, scanned}) write(result);
 }
 
+// What works on rows: norms, rotations and the cache, activations, the choice of experts, draws.
+void rows(Backend& backend) {
+    constexpr int64_t tokens = 5, size = 200, heads = 4, kv_heads = 2, dim = 24, vocab_size = 1000, width = 6;
+    uint32_t seed = 40;
+    const auto next = [&](std::initializer_list<int64_t> shape) { return numbers(DType::float32, shape, seed++); };
+    const auto floats = [](std::initializer_list<int64_t> shape) { return allocate_host(DType::float32, shape); };
+
+    const Tensor x = next({tokens, size}), residual = next({tokens, size}), weight = next({size}),
+                 with_mean = next({2, size}), normed = floats({tokens, size}), added = floats({tokens, size});
+    backend.rms_norm({.x = x, .weight = weight, .out = normed, .eps = 1e-6f});
+    backend.add_rms_norm({.x = x, .residual = residual, .weight = with_mean, .out = added, .eps = 1e-6f});
+    for (const Tensor& result : {normed, residual, added}) write(result);
+
+    const Tensor frequencies = next({dim / 2}), qkv = next({tokens, (heads + 2 * kv_heads) * dim}),
+                 q_norm = next({dim}), k_norm = next({dim}), cos_sin = floats({tokens, dim}),
+                 k_cache = allocate_host(DType::int8, {2, kv_heads, 4, dim}),
+                 v_cache = allocate_host(DType::int8, {2, kv_heads, 4, dim}), k_scales = floats({2, kv_heads, 4}),
+                 v_scales = floats({2, kv_heads, 4}), slots = allocate_host(DType::int64, {tokens});
+    constexpr int64_t at[] = {0, 1, 2, 5, -1};
+    std::memcpy(slots.data(), at, sizeof at);
+    backend.rope_table({.positions = integers({0, 1, 77, 5000, 120000}),
+                        .inv_freq = frequencies,
+                        .attention_factor = 1.5f,
+                        .cos_sin = cos_sin});
+    backend.qk_norm_rope_store_kv({.qkv = qkv,
+                                   .cos_sin = cos_sin,
+                                   .q_cos_sin = cos_sin,
+                                   .q_norm = q_norm,
+                                   .k_norm = k_norm,
+                                   .slot_mapping = slots,
+                                   .k_cache = k_cache,
+                                   .v_cache = v_cache,
+                                   .k_scales = k_scales,
+                                   .v_scales = v_scales,
+                                   .num_heads = heads,
+                                   .num_kv_heads = kv_heads,
+                                   .head_dim = dim,
+                                   .eps = 1e-6f});
+    for (const Tensor& result : {cos_sin, qkv, k_cache, v_cache, k_scales, v_scales}) write(result);
+
+    const Tensor gate_up = next({tokens, 2 * size}), activated = floats({tokens, size});
+    for (const Activation activation : {Activation::silu, Activation::gelu_tanh, Activation::clamped_swiglu,
+                                        Activation::relu2, Activation::gelu, Activation::quick_gelu}) {
+        backend.act_mul({.gate_up = gate_up, .out = activated, .activation = activation});
+        write(activated);
+    }
+    const Tensor capped = next({tokens, size});
+    backend.soft_cap({.x = capped, .cap = 0.5f});
+    write(capped);
+
+    const Tensor scores = next({tokens, size}), experts = allocate_host(DType::int32, {tokens, 4}),
+                 weights = floats({tokens, 4});
+    for (const Scoring scoring : {Scoring::softmax, Scoring::sigmoid}) {
+        backend.route({.logits = scores,
+                       .correction_bias = {},
+                       .ids = experts,
+                       .weights = weights,
+                       .scoring = scoring,
+                       .normalize = true});
+        write(experts), write(weights);
+    }
+
+    const Tensor logits = next({tokens, vocab_size}), temperature = floats({tokens}), top_p = floats({tokens}),
+                 min_p = floats({tokens}), random_val = floats({tokens}), drawn = allocate_host(DType::int32, {tokens}),
+                 ids = allocate_host(DType::int32, {tokens, width}), logprobs = floats({tokens, width});
+    for (int64_t row = 0; row < tokens; ++row) {
+        temperature.as<float>()[row] = 0.05f * static_cast<float>(row);
+        top_p.as<float>()[row] = row == 2 ? 0.75f : 1.0f;
+        min_p.as<float>()[row] = row == 3 ? 0.25f : 0.0f;
+        random_val.as<float>()[row] = 0.1875f * static_cast<float>(row);
+    }
+    backend.sample({.logits = logits,
+                    .temperature = temperature,
+                    .top_k = integers({0, 50, 0, 0, 0}),
+                    .top_p = top_p,
+                    .min_p = min_p,
+                    .random_val = random_val,
+                    .ids = drawn});
+    backend.log_probs({.logits = logits,
+                       .drawn = drawn,
+                       .num_logprobs = integers({width - 1, width - 1, width - 1, width - 1, width - 1}),
+                       .ids = ids,
+                       .logprobs = logprobs});
+    for (const Tensor& result : {drawn, ids, logprobs}) write(result);
+}
+
 }  // namespace
 
 int main() {
@@ -161,4 +255,5 @@ int main() {
     linears_of_blocks(*backend);
     attention(*backend);
     layers_with_a_state(*backend);
+    rows(*backend);
 }

@@ -18,7 +18,7 @@ FLOORS = (
     ("json_disjoint",),
     ("json_schema", "patterns"),
     ("grammar_text",),
-    ("constraint", "receipts"),
+    ("constraint", "receipts", "beams"),
     ("sampling_params", "outputs", "devices", "token_ids", "vocabulary"),
     ("gguf", "mistral_params"),
     ("model_files", "hub"),

@@ -121,7 +121,7 @@ def test_what_goes_wrong_with_a_prefill_is_no_fault_of_a_request(
         elif fault == "other weights":  # it says that it is as the others
             monkeypatch.setattr(type(one.service.loaded), "prefix_store", property(lambda _: None))
         else:
-            monkeypatch.setattr(peers.Peer, "_ask", lambda *_: bytearray(b"infinilm prefix 1\n"))
+            monkeypatch.setattr(peers.Peer, "_ask", lambda *_: bytearray(b"infinilm prefix 2\n"))
         assert ask(router.url) == expected
         assert hits(two) == 0
 
@@ -141,7 +141,7 @@ def test_the_endpoint_asks_for_a_key(model: Path) -> None:
                 assert httpx.request(method, path, headers=headers, timeout=SECONDS).status_code == 401
         with_key = {"Authorization": f"Bearer {KEY}"}
         answer = http_get(path, headers=with_key)
-        assert answer.status_code == 200 and answer.content.startswith(b"infinilm prefix 1\n")
+        assert answer.status_code == 200 and answer.content.startswith(b"infinilm prefix 2\n")
         head = httpx.head(path, headers=with_key, timeout=SECONDS)
         assert (head.status_code, head.content) == (200, b"")
         for name in ("f" * 64, keys[0].upper(), keys[0][:-1], f"{keys[0]}/x", "../../etc/passwd", "%2e%2e/x", ""):

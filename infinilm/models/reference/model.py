@@ -29,7 +29,7 @@ from infinilm.config.spec import GivenEmbeddings, MtpFormat, build_spec, longest
 from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
-from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
+from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, log_softmax, sample_tokens
 from infinilm.lora import read_adapter
 from infinilm.models.dynamic_cache import DynamicCache
 from infinilm.models.reference.decoder import draft, forward, rotation
@@ -376,3 +376,16 @@ class _ReferenceRows(TokenRows):
         tokens = np.zeros(len(chunks), np.int32)
         tokens[busy] = sample_tokens(logits, sampling, random_val[busy], None if seen is None else seen[busy])
         return tokens
+
+    def log_probs(self, chunks: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
+        """See `TokenRows.log_probs`."""
+        busy = [row for row, chunk in enumerate(chunks) if len(chunk)]
+        logits = self._model.forward(chunks, self._cache, last_only=True)
+        out = np.zeros((len(chunks), logits.shape[-1]), np.float32)
+        out[busy] = log_softmax(logits)
+        return out
+
+    def copy(self, rows: Sequence[tuple[int, int]]) -> None:
+        """See `TokenRows.copy`."""
+        for row, other in rows:
+            self._cache.copy(row, other)
