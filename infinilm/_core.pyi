@@ -118,7 +118,7 @@ class Backend:
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
         """
 
-    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float, mean_square: Tensor | None = None) -> None: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float, mean_square: Tensor | None = None, num_groups: int = 1) -> None: ...
 
     def mean_square(self, x: Tensor, out: Tensor, multiplier: float = 1.0) -> None: ...
 
@@ -290,7 +290,7 @@ class AttentionSpec:
 
     @property
     def qk_norm(self) -> str:
-        """none, head, all, head_behind_rope or turned_heads."""
+        """none, head, all, head_behind_rope, turned_heads or layer_of_heads."""
 
     @qk_norm.setter
     def qk_norm(self, arg: str, /) -> None: ...

@@ -132,8 +132,8 @@ REFUSED: tuple[Refused, ...] = (
         "DeepseekV3ForCausalLM",
     ),
     Refused(
-        "LongcatFlashForCausalLM AfmoeForCausalLM",
-        "experts that do nothing (`zero_expert_num`); `global_attn_every_n_layers`, `mup_enabled`",
+        "LongcatFlashForCausalLM",
+        "experts that do nothing (`zero_expert_num`)",
         "DeepseekV3ForCausalLM",
     ),
     Refused(

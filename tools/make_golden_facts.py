@@ -157,6 +157,7 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "vaultgemma": transformers.VaultGemmaConfig(),
         "flex_olmo": transformers.FlexOlmoConfig(),
         "exaone_moe": transformers.ExaoneMoeConfig(),
+        "afmoe": transformers.AfmoeConfig(),
         "hyperclovax": transformers.HyperCLOVAXConfig(),
         "mellum": transformers.MellumConfig(),
         "olmoe": transformers.OlmoeConfig(),

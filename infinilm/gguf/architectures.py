@@ -491,6 +491,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             keys=_DEEPSEEK_KEYS,
             neutral=_SIGMOID,
         ),
+        # The embedding is always scaled, and where a file says nothing each fourth layer has no window: llama.cpp's
+        # src/models/afmoe.cpp.
+        "afmoe": Architecture(
+            "afmoe",
+            layer_names={**_NORM_BEFORE_MLP, "attn_gate": "self_attn.gate_proj"},
+            defaults={**_DEEPSEEK_DEFAULTS, "mup_enabled": True},
+            keys=_DEEPSEEK_KEYS,
+            neutral=_SIGMOID,
+        ),
         "dots1": Architecture(
             "dots1",
             defaults={**_DEEPSEEK_DEFAULTS, "sliding_window": None},
@@ -574,7 +583,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             neutral={"expert_gating_func": (2,), "expert_weights_norm": (True,)},
         ),
         "starcoder2": Architecture("starcoder2"),
-        "command-r": Architecture("cohere", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),
+        "command-r": Architecture(
+            "cohere",
+            rope_pairs="neighbours",
+            keys={"logit_scale": "logit_scale"},
+            biases={"use_qk_norm": ("attn_q_norm.weight",)},
+        ),
         "cohere2": Architecture("cohere2", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),
     }
 )

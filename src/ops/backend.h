@@ -101,6 +101,7 @@ struct RmsNormParams {
     TensorView out;     // [num_tokens, hidden_size] activation; may be x
     float eps;
     TensorView mean_square = {};  // [num_tokens, 1] float32, of longer rows that x is a part of; absent: of x. RMSNorm
+    int num_groups = 1;           // equal parts of a row, such as heads, each of which LayerNorm norms by itself
 };
 
 struct MeanSquareParams {

@@ -104,6 +104,9 @@ void rms_norm(Backend& backend, const RmsNormParams& p) {
         check.contiguous("mean_square", p.mean_square);
         check.require(p.weight.ndim() == 1, "mean_square: of RMSNorm alone");
     }
+    check.require(p.num_groups > 0 && p.x.shape(1) % p.num_groups == 0, "num_groups: ", p.num_groups,
+                  " do not divide the ", p.x.shape(1), " elements of a row");
+    check.require(p.num_groups == 1 || p.weight.ndim() == 2, "num_groups: of LayerNorm alone");
     backend.rms_norm(p);
 }
 

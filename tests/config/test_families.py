@@ -158,7 +158,7 @@ def test_some_families_normalise_q_and_k():
         *("glm4_moe", "glm4v_moe", "dots1", "exaone4", "exaone_moe", "bailing_moe_v2", "mellum"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("gemma4", "gemma4_text", "gemma4_unified"),
-        *("lfm2", "lfm2_moe"),
+        *("lfm2", "lfm2_moe", "afmoe"),
     }
     assert facts("qwen3").layers[0].mixer.qk_norm == "head" and facts("qwen2").layers[0].mixer.qk_norm == "none"
 
@@ -171,7 +171,17 @@ def test_some_families_normalise_q_and_k():
         ("starcoder2", {"norm_type": "rms_norm"}, "norm_type must be 'layer_norm' in Starcoder2ForCausalLM"),
         ("starcoder2", {"use_bias": True, "mlp_bias": False}, "use_bias is True and mlp_bias is False"),
         ("cohere2", {"use_parallel_block": False}, "use_parallel_block must be True in Cohere2ForCausalLM"),
-        ("cohere", {"use_qk_norm": True}, "use_qk_norm is True, but only null or false is supported"),
+        ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True, but only null or false is supported"),
+        ("cohere", {"use_qk_norm": "yes"}, "use_qk_norm must be True or False; got 'yes'"),
+        ("afmoe", {"mup_enabled": 1}, "mup_enabled must be True or False; got 1"),
+        (
+            "afmoe",
+            {"mup_enabled": True, "embedding_multiplier": 2.0},
+            "mup_enabled is .* and embedding_multiplier is 2.0",
+        ),
+        ("afmoe", {"score_func": "softmax"}, "score_func must be 'sigmoid' in AfmoeForCausalLM"),
+        ("afmoe", {"attention_bias": True}, "attention_bias is True, but in AfmoeForCausalLM it is always False"),
+        ("llama", {"mup_enabled": True}, "mup_enabled is True, but only null or false is supported"),
         ("cohere", {"logit_scale": 0}, "logit_scale must be a finite number > 0; got 0"),
         ("cohere", {"logit_scale": 0.5, "logits_scaling": 3}, "logit_scale is 2.0 and logits_scaling is 3"),
         ("llama", {"logit_scale": 0.5}, "logit_scale is 0.5, but only null or 1 is supported"),

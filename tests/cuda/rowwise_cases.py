@@ -47,6 +47,7 @@ def _norm(
     bias: Array | None = None,
     mean_square: Array | None = None,
     scale: float = 1.0,
+    num_groups: int = 1,
 ) -> list[Array]:
     rows, width = x.shape
     out = Frame(gpu, kind, x.shape, pad) if not in_place else None
@@ -56,8 +57,8 @@ def _norm(
     vectors = [None if vector is None else gpu.upload(vector) for vector in (weight, bias, mean_square)]
     gpu.call(
         "norm_rows", dx.pointer, total.pointer if total else None, *vectors, target.pointer, _long(dx.stride),
-        _long(total.stride if total else 0), _long(target.stride), rows, width, EPS, multiplier, scale,
-        KINDS.index(kind),
+        _long(total.stride if total else 0), _long(target.stride), rows, num_groups, width // num_groups, EPS,
+        multiplier, scale, KINDS.index(kind),
     )  # fmt: skip
     return [target.get(), *([total.get()] if total else [])]
 
@@ -107,6 +108,20 @@ def layer_norm(gpu: Gpu, shapes: list[Shape]) -> None:
                 assert_close(got[0], centred * scale * weight + bias, kind, width, scale=size)
                 alone = slice(rows // 2, rows // 2 + 1)
                 assert_bitwise(_norm(gpu, kind, total[alone], None, weight, 0, True, bias=bias)[0], got[0][alone])
+
+
+def layer_norm_of_groups(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Each group of a row has the bits of a row of its own, with its part of the weight and of the bias."""
+    for shape in shapes:
+        rows, width, pad, seed, groups = (shape[n] for n in ("rows", "width", "pad", "seed", "groups"))
+        weight, bias = normal(seed, groups * width), normal(seed + 3, groups * width)
+        for kind in KINDS:
+            x, _ = _stored(seed + 1, kind, rows, groups * width)
+            got = _norm(gpu, kind, x, None, weight, pad, shape["in_place"], bias=bias, num_groups=groups)[0]
+            for i in range(groups):
+                own = slice(i * width, (i + 1) * width)
+                want = _norm(gpu, kind, x[:, own].copy(), None, weight[own].copy(), 0, False, bias=bias[own].copy())
+                assert_bitwise(got[:, own], want[0])
 
 
 def mean_square(gpu: Gpu, shapes: list[Shape]) -> None:

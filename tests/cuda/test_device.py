@@ -69,6 +69,7 @@ GOLDEN = (
     "baichuan",
     "baichuan2",
     "cohere",
+    "command-r-plus",
     "exaone",
     "gemma3-text",
     "glm",
@@ -106,6 +107,7 @@ GOLDEN = (
     "glm4-moe",
     "glm4v-moe",
     "dots1",
+    "trinity",
     "minimax-m2",
     "ernie4-5-moe",
     # With layers that have a state:

@@ -165,6 +165,7 @@ FAMILIES = {
     "gpt-oss": Rules("gpt-oss", keys={**_WINDOW, "expert_feed_forward_length": "intermediate_size"}),
     "granite4": Rules("granite", permuted=True, keys=_SCALES),
     "cohere": Rules("command-r", keys={"logit_scale": "logit_scale", "rope.scaling.type": b"none"}),
+    "command-r-plus": Rules("command-r", keys={"logit_scale": "logit_scale", "rope.scaling.type": b"none"}),
     "cohere2": Rules("cohere2", keys={**_WINDOW, "logit_scale": "logit_scale", "attention.sliding_window_pattern": 3}),
     "olmo3": Rules("olmo2", keys={**_WINDOW, "attention.sliding_window_pattern": As("bool", [True, False, True])}),
     "granite-moe": Rules("granitemoe", permuted=True, keys=_SCALES),
@@ -223,6 +224,7 @@ FAMILIES = {
         },
     ),
     "glm4-moe": Rules("glm4moe", keys={**_DEEPSEEK, "expert_gating_func": 2}),
+    "trinity": Rules("afmoe", keys={**_DEEPSEEK, **_WINDOW}),
     "dots1": Rules("dots1", keys={**_DEEPSEEK, "expert_gating_func": 2}),
     "minimax-m2": Rules(
         "minimax-m2",

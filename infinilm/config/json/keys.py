@@ -91,6 +91,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "attention_multiplier": ((None,), "this family has no multipliers"),
         "embedding_multiplier": (_ONE, "this family has no multipliers"),
         "residual_multiplier": (_ONE, "this family has no multipliers"),
+        "mup_enabled": (_NEVER, "this family has no multipliers"),
         "logits_scaling": (_ONE, "this family has no multipliers"),
         "logit_scale": (_ONE, "multipliers are not supported"),
         "scale_emb": (_ONE, "multipliers are not supported"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infinilm.checks import INT_LIMIT, as_integer, short_repr
+from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import COMMON_DEFAULTS
 from infinilm.config.sublayers.delta import STATE_LAYER
@@ -194,6 +194,17 @@ def _global_layers(values: dict[str, Any], family: Family) -> None:
         values.setdefault(new, None)
     if own and "num_key_value_heads" in own[0] and not values.get("attention_k_eq_v"):
         raise ConfigError("per_layer_config: num_key_value_heads differs only where attention_k_eq_v is true")
+
+
+def _root_of_hidden(values: dict[str, Any], family: Family) -> None:
+    """Bring `mup_enabled`, which multiplies the embedding by the root of hidden_size, to `embedding_multiplier`."""
+    scaled = values.pop("mup_enabled", None)
+    if scaled is None:
+        return
+    size = values.get("hidden_size") or family.defaults["hidden_size"]
+    if as_boolean("mup_enabled", scaled, error=ConfigError):
+        values["mup_enabled"] = as_integer("hidden_size", size) ** 0.5
+        rename(values, "mup_enabled", "embedding_multiplier")
 
 
 def _groups_by_method(values: dict[str, Any], family: Family) -> None:
@@ -396,6 +407,7 @@ _KEYS_OF_FAMILIES = (
     ("scale_depth", _multipliers_of_sizes),
     ("moe_layer_end_index", _dense_at_the_end),
     ("global_head_dim", _global_layers),
+    ("mup_enabled", _root_of_hidden),
     ("topk_method", _groups_by_method),
     ("mlp_layer_types", _dense_by_type),
     ("n_inner", _four_times_hidden),

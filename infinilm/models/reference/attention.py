@@ -24,11 +24,11 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
             values = heads[name].reshape(num_tokens, -1) if spec.qk_norm == "all" else heads[name]
             if spec.qk_norm == "turned_heads":
                 normed = s.rms(values)
-            else:
+            else:  # the weights of "layer_of_heads" are [num_heads, head_dim], and its models take off the mean
                 normed = s.norm(values, s.name(f"self_attn.{name}_norm"))
             heads[name] = s.emit(f"{name}_norm", normed.reshape(heads[name].shape))
 
-    if spec.qk_norm in ("head", "all"):
+    if spec.qk_norm in ("head", "all", "layer_of_heads"):
         norm_heads()
     if spec.v_norm and owner < 0:
         heads["v"] = s.emit("v_norm", s.rms(heads["v"]))

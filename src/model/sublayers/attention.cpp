@@ -26,12 +26,11 @@ std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard) {
     return heads;
 }
 
-// Rows of kv heads: only those that are neighbours are one range.
-Cut kv_rows(const AttentionSpec& model) {
-    return Cut::rows([model](int64_t, Shard shard) {
+// Rows of kv heads, so many each: only those that are neighbours are one range.
+Cut kv_rows(const AttentionSpec& model, int64_t rows) {
+    return Cut::rows([model, rows](int64_t, Shard shard) {
         std::vector<Range> ranges;
-        for (const int64_t head : kv_heads_of(model, shard))
-            ranges.push_back({head * model.head_dim, (head + 1) * model.head_dim});
+        for (const int64_t head : kv_heads_of(model, shard)) ranges.push_back({head * rows, (head + 1) * rows});
         return joined(ranges);
     });
 }
@@ -85,7 +84,7 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
     qkv_ = plan.add({.name = "qkv", .columns = heads.qkv_dim()});
     mixed_ = plan.add({.name = "mixed", .columns = heads.q_dim()});
     gated_ = plan.add({.name = "gated", .columns = heads.output_gate ? 2 * heads.q_dim() : 0});
-    const bool wide = heads.qk_norm == QkNorm::all;
+    const bool wide = heads.qk_norm == QkNorm::all;  // the mean is that over all ranks
     mean_squares_ = plan.add({.name = "mean_squares", .columns = wide ? 1 : 0, .rows = 2, .dtype = DType::float32});
 }
 
@@ -96,7 +95,8 @@ void Attention::declare(ParamTable& table) {
     const Cut q_rows = Cut::rows(equal_parts);
     std::vector<ParamTable::Part> parts{{at + "q_proj", q_dim, q_rows}};
     if (model.own_kv())
-        parts.insert(parts.end(), {{at + "k_proj", kv_dim, kv_rows(model)}, {at + "v_proj", kv_dim, kv_rows(model)}});
+        parts.insert(parts.end(), {{at + "k_proj", kv_dim, kv_rows(model, head_dim)},
+                                   {at + "v_proj", kv_dim, kv_rows(model, head_dim)}});
     table.linear(qkv_proj_, {.name = at + (model.own_kv() ? "qkv_proj" : "q_proj"),
                              .in_features = in_size_,
                              .parts = parts,
@@ -109,10 +109,20 @@ void Attention::declare(ParamTable& table) {
             return ones_like(allocate_host(DType::float32, {head_dim}));
         };
         if (spec_.rope >= 0) table.made(q_norm_, ones), table.made(k_norm_, ones);
+    } else if (model.qk_norm == QkNorm::layer_of_heads) {
+        const auto norm = [&](VectorWeights& weights, const char* name, int64_t num_heads, const Cut& heads) {
+            table.tensor(weights, at + name, {num_heads, head_dim}, heads,
+                         [](Backend& backend, const VectorWeights& loaded) {
+                             return norm_weight(backend, {NormKind::layer, 0}, loaded, 1);
+                         });
+        };
+        norm(q_norm_, "q_norm.weight", model.num_heads, q_rows);
+        if (model.own_kv()) norm(k_norm_, "k_norm.weight", model.num_kv_heads, kv_rows(model, 1));
     } else if (model.qk_norm != QkNorm::none) {
         const bool all = model.qk_norm == QkNorm::all;
         table.norm(q_norm_, at + "q_norm", all ? q_dim : head_dim, all ? q_rows : Cut());
-        if (model.own_kv()) table.norm(k_norm_, at + "k_norm", all ? kv_dim : head_dim, all ? kv_rows(model) : Cut());
+        if (model.own_kv())
+            table.norm(k_norm_, at + "k_norm", all ? kv_dim : head_dim, all ? kv_rows(model, head_dim) : Cut());
     }
     if (model.v_norm)
         table.made(v_norm_, [this](Backend&, const VectorWeights&) {
@@ -160,7 +170,7 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     }
     const TensorView qkv = s.view(qkv_);
     RopeStoreParams params = rope_store(s, own_, qkv);
-    const bool wide = heads.qk_norm == QkNorm::all,
+    const bool wide = heads.qk_norm == QkNorm::all || heads.qk_norm == QkNorm::layer_of_heads,
                behind_rope = heads.qk_norm == QkNorm::head_behind_rope || heads.qk_norm == QkNorm::turned_heads;
     if (!wide) params.q_norm = q_norm_.prepared, params.k_norm = k_norm_.prepared;  // else norm_all_heads does it
     params.v_norm = v_norm_.prepared;
@@ -206,15 +216,16 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     ops::qk_norm_rope_store_kv(s.backend, part);
 }
 
-// Ranks have as many columns each, and each kv head as often as the others: the mean over all of these is that over the
-// model's.
+// Where all heads are normed together, ranks have as many columns each, and each kv head as often as the others: the
+// mean over all of these is that over the model's.
 template <class Tap>
 void Attention::norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const {
     const int64_t num_tokens = s.num_tokens(), q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
     const TensorView parts[] = {qkv.slice(1, 0, q_dim), qkv.slice(1, q_dim, q_dim + kv_dim)};
     const TensorView means = s.view(mean_squares_);
     const auto of_part = [&](int i) { return means.slice(0, i * num_tokens, (i + 1) * num_tokens); };
-    const bool several = s.num_ranks() > 1;
+    const bool together = spec_.qk_norm == QkNorm::all, several = together && s.num_ranks() > 1;
+    const int num_heads[] = {spec_.num_heads, spec_.num_kv_heads};
     if (several) {
         for (int i = 0; i < 2; ++i)
             ops::mean_square(
@@ -226,7 +237,8 @@ void Attention::norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const 
                                   .weight = (i == 0 ? q_norm_ : k_norm_).prepared,
                                   .out = parts[i],
                                   .eps = own_.eps,
-                                  .mean_square = several ? of_part(i) : TensorView()});
+                                  .mean_square = several ? of_part(i) : TensorView(),
+                                  .num_groups = together ? 1 : num_heads[i]});
 }
 
 template <class Tap>

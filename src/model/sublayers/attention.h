@@ -29,7 +29,7 @@ public:
 private:
     template <class Tap>
     void project(const Step<Tap>& s, Input in) const;
-    // RMSNorm over all heads of q, and of k: those of all ranks.
+    // Norms of q and of k that are no part of the op of RoPE: over all heads, those of all ranks, or LayerNorm of each.
     template <class Tap>
     void norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const;
 
@@ -44,7 +44,7 @@ private:
     LinearWeights qkv_proj_;         // q, k, v: [qkv_dim, in_size]; or q alone
     LinearWeights gate_proj_;        // [q_dim, in_size], with output_gate
     LinearWeights o_proj_;           // [hidden_size, q_dim]
-    VectorWeights q_norm_, k_norm_;  // [head_dim], or of all heads; with qk_norm
+    VectorWeights q_norm_, k_norm_;  // [head_dim], or of all heads, whether normed together or not; with qk_norm
     VectorWeights v_norm_;           // [head_dim] ones, with v_norm; no checkpoint has it
     VectorWeights sinks_;            // [num_heads] float32 once prepared
 };

@@ -6,8 +6,9 @@
 namespace infinilm {
 
 // RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before it.
-// turned_heads: of each head behind RoPE, without weight, in the layers that have RoPE.
-enum class QkNorm : uint8_t { none, head, all, head_behind_rope, turned_heads };
+// turned_heads: of each head behind RoPE, without weight, in the layers that have RoPE. layer_of_heads: LayerNorm of
+// each head before RoPE, with weights of its own and no bias.
+enum class QkNorm : uint8_t { none, head, all, head_behind_rope, turned_heads, layer_of_heads };
 constexpr std::string_view name(QkNorm norm) {
     switch (norm) {
         case QkNorm::none: return "none";
@@ -15,6 +16,7 @@ constexpr std::string_view name(QkNorm norm) {
         case QkNorm::all: return "all";
         case QkNorm::head_behind_rope: return "head_behind_rope";
         case QkNorm::turned_heads: return "turned_heads";
+        case QkNorm::layer_of_heads: return "layer_of_heads";
     }
     return "?";
 }
@@ -67,7 +69,7 @@ struct AttentionSpec {
         f("out_bias", &AttentionSpec::out_bias, "");
         f("sinks", &AttentionSpec::sinks, "Each head has a number that joins the softmax of its scores.");
         f("output_gate", &AttentionSpec::output_gate, "Its result is multiplied by the sigmoid of a linear.");
-        f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope or turned_heads.");
+        f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope, turned_heads or layer_of_heads.");
         f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
         f("out_multiplier", &AttentionSpec::out_multiplier, "Multiplies what it adds.");
         f("inputs", &AttentionSpec::inputs, "It reads rows of so many times hidden_size.");

@@ -231,7 +231,7 @@ struct Launches {
         for (void* residual : {static_cast<void*>(nullptr), static_cast<void*>(at)})
             for (float* bias : {static_cast<float*>(nullptr), as<float>()})
                 for (int tokens : {1, many})
-                    expect(rms_norm({at, residual, as<float>(), bias, nullptr, at, hidden, hidden, hidden, tokens,
+                    expect(rms_norm({at, residual, as<float>(), bias, nullptr, at, hidden, hidden, hidden, tokens, 1,
                                      hidden, 1e-6f, 1, 1, type},
                                     nullptr),
                            "rms_norm");

@@ -17,10 +17,10 @@ static PackedWeight packed(const void* data, const float* bias, int n, int k, in
 extern "C" {
 
 int norm_rows(const void* x, void* residual, const float* weight, const float* bias, float* mean_square, void* out,
-              int64_t x_stride, int64_t residual_stride, int64_t out_stride, int num_tokens, int hidden_size, float eps,
-              float multiplier, float scale, int type) {
+              int64_t x_stride, int64_t residual_stride, int64_t out_stride, int num_tokens, int num_groups,
+              int hidden_size, float eps, float multiplier, float scale, int type) {
     return rms_norm({x, residual, weight, bias, mean_square, out, x_stride, residual_stride, out_stride, num_tokens,
-                     hidden_size, eps, multiplier, scale, static_cast<Element>(type)},
+                     num_groups, hidden_size, eps, multiplier, scale, static_cast<Element>(type)},
                     nullptr);
 }
 
