@@ -158,6 +158,7 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "flex_olmo": transformers.FlexOlmoConfig(),
         "exaone_moe": transformers.ExaoneMoeConfig(),
         "afmoe": transformers.AfmoeConfig(),
+        "mimo_v2_flash": transformers.MiMoV2FlashConfig(),
         "hyperclovax": transformers.HyperCLOVAXConfig(),
         "mellum": transformers.MellumConfig(),
         "olmoe": transformers.OlmoeConfig(),

@@ -142,6 +142,7 @@ QkNormRopeStoreArgs rope_store_args(const RopeStoreParams& p) {
                      .num_heads = p.num_heads,
                      .num_kv_heads = p.num_kv_heads,
                      .head_dim = p.head_dim,
+                     .value_dim = p.v_dim(),
                      .rotary_dim = q_cos_sin ? count(q_cos_sin.shape(1)) : 0,
                      .block_size = p.k_cache ? count(p.k_cache.shape(2)) : 0,
                      .eps = p.eps},

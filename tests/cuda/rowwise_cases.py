@@ -209,7 +209,7 @@ def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int
     gpu.call(
         "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), cos_sin, *norms, v_norm, slots,
         caches[0].pointer, caches[1].pointer if has_v else None, turned.pointer if turned else None, *strides, heads,
-        kv_heads, head_dim, shape["rotary_dim"], block_size, EPS,
+        kv_heads, head_dim, shape.get("value_dim", head_dim), shape["rotary_dim"], block_size, EPS,
         KINDS.index(kind),
     )  # fmt: skip
     return [qkv.get(), *(c.get() for c in caches)]
@@ -284,7 +284,8 @@ def rope_store(gpu: Gpu, shapes: list[Shape]) -> None:
 
 
 def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
-    """Values that are normed, queries without keys, keys without values whose queries are turned from elsewhere.
+    """Values that are normed, or shorter than keys, queries without keys, keys without values, of which queries are
+    turned from elsewhere.
 
     Each is what it is in a call that has all.
     """
@@ -294,7 +295,7 @@ def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
         shape, first_v = {**shape, "rotary_dim": rotary}, (heads + kv_heads) * head_dim
         for kind in KINDS:
             data = _rope_data(kind, shape)
-            got, k_cache, _ = _rope_call(gpu, kind, shape, data, shape["pad"])
+            got, k_cache, v_cache = _rope_call(gpu, kind, shape, data, shape["pad"])
             v_norm = normal(shape["seed"] + 9, head_dim)
             normed, k_of_normed, v_of_normed = _rope_call(gpu, kind, shape, {**data, "v_norm": v_norm}, shape["pad"])
             assert_bitwise(normed[:, :first_v], got[:, :first_v])
@@ -307,6 +308,14 @@ def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
                 stored = v_of_normed.reshape(-1, kv_heads, shape["block_size"], head_dim)[block, :, offset]
                 if slot >= 0:
                     assert_bitwise(stored, normed[token, first_v:].reshape(kv_heads, head_dim))
+            if head_dim > 8:  # shorter ones fill the beginnings of their rows, whose ends stay
+                size = head_dim // 16 * 8
+                short = data["qkv"][:, first_v:].reshape(tokens, kv_heads, head_dim)[..., :size].reshape(tokens, -1)
+                of_short = {**data, "qkv": np.hstack([data["qkv"][:, :first_v], short])}
+                own, own_k, own_v = _rope_call(gpu, kind, {**shape, "value_dim": size}, of_short, shape["pad"])
+                assert_bitwise(own, np.hstack([got[:, :first_v], short]))
+                assert_bitwise(own_k, k_cache)
+                assert_bitwise(own_v, np.hstack([v_cache[:, :size], data["cache"][:, size:]]))
             queries = {**data, "qkv": data["qkv"][:, : heads * head_dim], "slots": None}
             assert_bitwise(_rope_call(gpu, kind, {**shape, "kv_heads": 0}, queries, 8)[0], got[:, : heads * head_dim])
             if shape["norm"] or not rotary:

@@ -90,8 +90,10 @@ class Family:
     activation: str | None = None  # the engine's activation; None: hidden_act says it
     softmax_scale: float | None = None  # the factor of attention scores; None: it follows from head_dim
     layer_scalars: bool = False  # each layer has a number that multiplies the residual stream it leaves
-    # Fields of AttentionSpec (`src/model/sublayers/attention_spec.h`) that the family decides, in all its layers.
+    # Fields of AttentionSpec (`src/model/sublayers/attention_spec.h`) that the family decides, in all its layers, and
+    # in those with a window alone.
     attention: Mapping[str, Any] = field(default_factory=dict)
+    window_attention: Mapping[str, Any] = field(default_factory=dict)
     routing: Routing = field(default_factory=Routing)  # how tokens choose experts, in families that have them
     # The weights of a token's experts are scaled to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"

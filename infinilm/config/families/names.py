@@ -56,6 +56,7 @@ __all__ = [
     "LLAMA4",
     "MELLUM",
     "MIMO",
+    "MIMO_V2",
     "MINIMAX_M2",
     "MISTRAL3",
     "MISTRAL_OWN",
@@ -326,6 +327,12 @@ EXAONE_MOE = TensorNames(
     },
     stacked=_STACKED,
     not_read=("mtp.",),
+)
+
+MIMO_V2 = TensorNames(
+    renamed={"self_attn.sinks": ("self_attn.attention_sink_bias", "self_attn.sinks")},
+    stacked=_STACKED,
+    not_read=("model.mtp.",),
 )
 
 AFMOE = TensorNames(

@@ -39,6 +39,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "top_k_experts": (_NONE_OF, "this family has no experts"),
         "global_head_dim": ((None,), "all layers of this family have heads of one size"),
         "num_global_key_value_heads": ((None,), "all layers of this family have as many kv heads"),
+        "swa_num_key_value_heads": ((None,), "all layers of this family have as many kv heads"),
         "attention_k_eq_v": (_NEVER, "this family has a v_proj in each layer"),
         "num_kv_shared_layers": (_NONE_OF, "each layer of this family has keys and values of its own"),
         "use_double_wide_mlp": (_NEVER, "all MLPs of this family are as wide"),
