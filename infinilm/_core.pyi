@@ -123,7 +123,7 @@ class Backend:
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
         """
 
-    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float, mean_square: Tensor | None = None) -> None: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float, mean_square: Tensor | None = None, num_groups: int = 1) -> None: ...
 
     def mean_square(self, x: Tensor, out: Tensor, multiplier: float = 1.0) -> None: ...
 
@@ -143,7 +143,7 @@ class Backend:
 
     def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1, axes: Tensor | None = None) -> None: ...
 
-    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None, value_dim: int = 0) -> None: ...
 
     def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False, position_bias: Tensor | None = None, two_way_seqs: Tensor | None = None) -> None: ...
 
@@ -199,7 +199,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -218,6 +218,13 @@ class AttentionSpec:
 
     @head_dim.setter
     def head_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def v_head_dim(self) -> int:
+        """Elements of a head's value, at most head_dim; 0: head_dim."""
+
+    @v_head_dim.setter
+    def v_head_dim(self, arg: int, /) -> None: ...
 
     @property
     def softmax_scale(self) -> float: ...
@@ -295,7 +302,7 @@ class AttentionSpec:
 
     @property
     def qk_norm(self) -> str:
-        """none, head, all, head_behind_rope or turned_heads."""
+        """none, head, all, head_behind_rope, turned_heads or layer_of_heads."""
 
     @qk_norm.setter
     def qk_norm(self, arg: str, /) -> None: ...
@@ -1187,7 +1194,7 @@ class CacheSpec:
     @property
     def value_dim(self) -> int:
         """
-        Elements of a value. Where it is shorter than its key, it is the end of that.
+        Elements of a value, which is the end of a latent, or the beginning of a row as long as a key.
         """
 
     @value_dim.setter

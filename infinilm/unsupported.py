@@ -110,9 +110,9 @@ REFUSED: tuple[Refused, ...] = (
         "DeepseekV3ForCausalLM",
     ),
     Refused(
+        "MiMoV2ForCausalLM",
+        "q, k and v in one tensor that is cut for several ranks (`attention_projection_layout`)",
         "MiMoV2FlashForCausalLM",
-        "values of another size than keys in plain attention (`v_head_dim`), `attention_value_scale`",
-        "MiMoForCausalLM",
     ),
     Refused(
         "Cohere2MoeForCausalLM GraniteSWAForCausalLM",
@@ -132,8 +132,8 @@ REFUSED: tuple[Refused, ...] = (
         "DeepseekV3ForCausalLM",
     ),
     Refused(
-        "LongcatFlashForCausalLM AfmoeForCausalLM",
-        "experts that do nothing (`zero_expert_num`); `global_attn_every_n_layers`, `mup_enabled`",
+        "LongcatFlashForCausalLM",
+        "experts that do nothing (`zero_expert_num`)",
         "DeepseekV3ForCausalLM",
     ),
     Refused(

@@ -157,6 +157,8 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "vaultgemma": transformers.VaultGemmaConfig(),
         "flex_olmo": transformers.FlexOlmoConfig(),
         "exaone_moe": transformers.ExaoneMoeConfig(),
+        "afmoe": transformers.AfmoeConfig(),
+        "mimo_v2_flash": transformers.MiMoV2FlashConfig(),
         "hyperclovax": transformers.HyperCLOVAXConfig(),
         "mellum": transformers.MellumConfig(),
         "olmoe": transformers.OlmoeConfig(),

@@ -292,8 +292,10 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
     const KeyRows key_rows(p, tile.seq, tile.kv_head);
     const int count = tile.is_whole() ? tile.chunks : min(tile.width, tile.chunks - first);
     // Values that are the ends of their keys lie in the tile of these already, if all of a key does.
-    const bool are_there = Shape::kShared && Shape::kParts == 1 && p.value_dim < p.head_dim;
-    const int first_unit = are_there ? (p.head_dim - p.value_dim) / 8 : 0;
+    const int before = p.head_dim - p.value_dim;
+    const bool are_there = Shape::kShared && Shape::kParts == 1 && before > 0 &&
+                           static_cast<const T*>(p.v_cache) == static_cast<const T*>(p.k_cache) + before;
+    const int first_unit = are_there ? before / 8 : 0;
     auto begin_of = [&](int i) { return (tile.chunk0 + first + i) * kChunk; };
     // A warp finds and copies the keys of its piece.
     auto locate = [&](int i) {

@@ -92,9 +92,11 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
     const int64_t unit = static_cast<int64_t>(blockIdx.x) * kRopeWarps + warp_id();
     const int64_t token = unit / num_heads;
     if (token >= args.num_tokens) return;
-    const int head = static_cast<int>(unit % num_heads);
-    const bool is_query = head < rope.num_heads, is_value = head >= rope.num_heads + rope.num_kv_heads;
-    T* x = static_cast<T*>(args.qkv) + token * args.qkv_stride + static_cast<int64_t>(head) * head_dim;  // [head_dim]
+    const int head = static_cast<int>(unit % num_heads), value = head - (rope.num_heads + rope.num_kv_heads);
+    const bool is_query = head < rope.num_heads, is_value = value >= 0;
+    int size = is_value ? rope.value_dim : head_dim;
+    T* x = static_cast<T*>(args.qkv) + token * args.qkv_stride + head * head_dim;  // [size]
+    if (is_value) x -= value * (head_dim - size);
 
     T* cache = nullptr;  // [head_dim] of the slot
     if (const int64_t slot = is_query || !rope.slot_mapping ? -1 : rope.slot_mapping[token]; slot >= 0) {
@@ -113,7 +115,6 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
     float v[8];
     // What is turned of a query may lie elsewhere: then that alone is read and written.
     const T* from = x;
-    int size = head_dim;
     if (is_query && rope.q_turned) {
         from = static_cast<const T*>(rope.q_turned) + token * rope.q_turned_stride + head * rope.q_turned_head_stride;
         size = rope.rotary_dim;

@@ -86,18 +86,23 @@ __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(NormArgs args
     }
 }
 
-// LayerNorm (Ba et al. 2016), a warp to each row as above: mean, squares of what is left of it, then the result. A row
-// is read three times, but for the first from L1 or L2.
+// LayerNorm (Ba et al. 2016), a warp to each row as above, or to each group of one: mean, squares of what is left of
+// it, then the result. A row is read three times, but for the first from L1 or L2.
 template <class T, bool kResidual>
 __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(NormArgs args) {
     begin_kernel();
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp_id();
+    const unsigned unit = blockIdx.x * (blockDim.x / 32) + warp_id();
+    const unsigned num_groups = static_cast<unsigned>(args.num_groups);
+    const int64_t row = unit / num_groups;
     if (row >= args.num_tokens) return;
-    // each [hidden_size]
-    const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
-    T* residual = kResidual ? static_cast<T*>(args.residual) + row * args.residual_stride : nullptr;
-    T* out = static_cast<T*>(args.out) + row * args.out_stride;
     const int size = args.hidden_size, first = static_cast<int>(lane_id()) * 8;
+    const int64_t group = static_cast<int64_t>(unit % num_groups) * size;
+    // each [hidden_size]
+    const T* x = static_cast<const T*>(args.x) + row * args.x_stride + group;
+    T* residual = kResidual ? static_cast<T*>(args.residual) + row * args.residual_stride : nullptr;  // of one group
+    T* out = static_cast<T*>(args.out) + row * args.out_stride + group;
+    const float* weights = static_cast<const float*>(args.weight) + group;
+    const float* biases = static_cast<const float*>(args.bias) + group;
     const T* normed_row = kResidual ? residual : x;
 
     float sum = 0.0f;
@@ -129,8 +134,8 @@ __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(NormArgs ar
     for (int i = first; i < size; i += 256) {
         float values[8], weight[8], bias[8];
         centred(i, values);
-        load8(static_cast<const float*>(args.weight) + i, weight);
-        load8(static_cast<const float*>(args.bias) + i, bias);
+        load8(weights + i, weight);
+        load8(biases + i, bias);
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[j] = __fadd_rn(normed(values[j], scale, weight[j]), bias[j]);
         store8(out + i, values);
@@ -139,8 +144,10 @@ __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(NormArgs ar
 
 cudaError_t rms_norm(const NormArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
-    const int warps = args.num_tokens < kFewRows ? 1 : kNormWarps;
-    const LaunchConfig config{dim3(ceil_div(args.num_tokens, warps)), dim3(32 * warps), 0, stream};
+    const int64_t units = static_cast<int64_t>(args.num_tokens) * args.num_groups;
+    const int warps = units < kFewRows ? 1 : kNormWarps;
+    const LaunchConfig config{dim3(static_cast<unsigned>(ceil_div<int64_t>(units, warps))), dim3(32 * warps), 0,
+                              stream};
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
         if (args.bias)

@@ -470,7 +470,8 @@ def _likely_name(candidates: Sequence[str], stored: Collection[str]) -> str:
 
 
 # What has the elements of heads of q or k that RoPE turns.
-_OF_TURNED_HEADS = tuple(f"self_attn.{head}_{kind}" for head in "qk" for kind in ("proj", "norm"))
+_OF_TURNED_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_OF_TURNED_HEADS = ("self_attn.q_proj", "self_attn.k_proj", *_OF_TURNED_NORMS)
 
 
 def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_rows: int) -> _Found:
@@ -482,6 +483,8 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
         if stored.count(1) >= len(stored) - 1 and math.prod(stored) == num_rows:
             shape = stored  # a vector with axes of length 1 beside it, or a number
     columns = len(shape) == 2 and any(tensor.endswith(f".{module}") for module in files.names.transposed)
+    if files.order is not None and parameter.module in _OF_TURNED_NORMS and len(parameter.shape) == 2:
+        return Source(own, begin, end, column_order=files.order), shape  # of each head one row
     if files.order is not None and parameter.module in _OF_TURNED_HEADS:
         heads = np.arange(0, parameter.shape[0], len(files.order))[:, None] + files.order  # [num_heads, head_dim]
         order = heads.reshape(-1)

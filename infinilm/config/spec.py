@@ -324,6 +324,9 @@ def _mixers(
     # Scores are linear in queries and keys, and what attention adds is so in the values.
     softmax_scale = _softmax_scale(family, config) * before * before * of_keys
 
+    v_head_dim = as_integer("v_head_dim", config.v_head_dim, least=0)
+    if latent is None and v_head_dim > config.head_dim:
+        raise ConfigError(f"v_head_dim must be at most head_dim, {config.head_dim}; got {v_head_dim}")
     has_state, has_conv = state_layers(config), conv_layers(config)
     mamba = family.keys >= MAMBA_KEYS
     state = (mamba_spec(config) if mamba else delta_spec(config, family.decay)) if any(has_state) else None
@@ -349,6 +352,7 @@ def _mixers(
             num_heads=config.num_attention_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
+            v_head_dim=v_head_dim,
             softmax_scale=softmax_scale,
             score_cap=float(config.attn_logit_softcapping or 0),
             sliding_window=shape.window,
@@ -363,6 +367,7 @@ def _mixers(
             spans=shape.window > 0 or not family.spans_in_windows,
             out_multiplier=before * behind,
             **family.attention,
+            **(family.window_attention if shape.window else {}),
         )
 
     return mixers

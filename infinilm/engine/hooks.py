@@ -64,6 +64,11 @@ SITES: tuple[Site, ...] = (
     Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV),
     Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
     Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
+    # Of an indexer, which chooses the keys that latent attention reads: what it compares, behind RoPE, and by what the
+    # scores of its heads are added up.
+    Site("index_q", ("self_attn.index_q", "attn.index_q"), "[num_tokens, index_n_heads, index_head_dim]"),
+    Site("index_k", ("self_attn.index_k", "attn.index_k"), "[num_tokens, 1, index_head_dim]"),
+    Site("index_weights", ("self_attn.index_weights", "attn.index_weights"), "[num_tokens, index_n_heads]"),
     # Behind the convolution of a layer that has one: q, k and v of the delta rule, x, B and C of Mamba, or what the
     # last linear reads.
     Site("conv", ("linear_attn.conv", "conv.conv", "mamba.conv"), "[num_tokens, channels]"),

@@ -139,6 +139,11 @@ _LAYER_NAMES = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
+    # The indexer of latent attention.
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
     # The gated delta rule.
     "ssm_in": "linear_attn.in_proj_qkvz",
     "ssm_ba": "linear_attn.in_proj_ba",
@@ -314,6 +319,12 @@ _DEEPSEEK_KEYS = {
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
     "leading_dense_block_count": "first_k_dense_replace",
+}
+_INDEXED_KEYS = {
+    **_DEEPSEEK_KEYS,
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
 }
 _DEEPSEEK_DEFAULTS = {  # what a file does not say is not there
     "n_group": 1,
@@ -491,6 +502,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             keys=_DEEPSEEK_KEYS,
             neutral=_SIGMOID,
         ),
+        # The embedding is always scaled, and where a file says nothing each fourth layer has no window: llama.cpp's
+        # src/models/afmoe.cpp.
+        "afmoe": Architecture(
+            "afmoe",
+            layer_names={**_NORM_BEFORE_MLP, "attn_gate": "self_attn.gate_proj"},
+            defaults={**_DEEPSEEK_DEFAULTS, "mup_enabled": True},
+            keys=_DEEPSEEK_KEYS,
+            neutral=_SIGMOID,
+        ),
         "dots1": Architecture(
             "dots1",
             defaults={**_DEEPSEEK_DEFAULTS, "sliding_window": None},
@@ -531,6 +551,21 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             defaults=_DEEPSEEK_DEFAULTS,
             keys=_DEEPSEEK_KEYS,
             neutral={"expert_gating_func": (0, 1, 2)},
+        ),
+        # DeepSeek V3.2 and GLM-5.
+        "deepseek32": Architecture(
+            "deepseek_v32",
+            layers="latent",
+            defaults=_DEEPSEEK_DEFAULTS,
+            keys=_INDEXED_KEYS,
+            neutral={"expert_gating_func": (2,)},
+        ),
+        "glm-dsa": Architecture(
+            "glm_moe_dsa",
+            layers="latent",
+            defaults=_DEEPSEEK_DEFAULTS,
+            keys=_INDEXED_KEYS,
+            neutral={"expert_gating_func": (2,)},
         ),
         # Granite 4 with Mamba; without it is "granite". Files of Bamba have this name, too, and say that there is RoPE.
         "granitehybrid": Architecture(
@@ -574,7 +609,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             neutral={"expert_gating_func": (2,), "expert_weights_norm": (True,)},
         ),
         "starcoder2": Architecture("starcoder2"),
-        "command-r": Architecture("cohere", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),
+        "command-r": Architecture(
+            "cohere",
+            rope_pairs="neighbours",
+            keys={"logit_scale": "logit_scale"},
+            biases={"use_qk_norm": ("attn_q_norm.weight",)},
+        ),
         "cohere2": Architecture("cohere2", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),
     }
 )

@@ -37,12 +37,16 @@ def latent_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[di
     if k_dim <= rope_dim:
         raise ConfigError(f"{gguf.path}: heads of k have {k_dim} elements, of which RoPE turns {rope_dim}")
     rest["attention.head_count_kv"] = rest.get("attention.head_count")
-    sizes = {
+    sizes: dict[str, Any] = {
         "kv_lora_rank": kv_rank,
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": k_dim - rope_dim,
         "v_head_dim": v_dim,
     }
+    if (types := rest.pop("attention.indexer.types", None)) is not None:  # of each layer, whether it chooses keys
+        if not isinstance(types, list):
+            raise ConfigError(f"{gguf.path}: {prefix}attention.indexer.types must be a list; got {types!r:.80}")
+        sizes["indexer_types"] = ["full" if own else "shared" for own in types]
     return rest, {**sizes, "q_lora_rank": None, "head_dim": rope_dim}
 
 

@@ -17,16 +17,17 @@ struct RopeStoreArgs {
     const void* v_norm;           // [head_dim] or null
     const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing; or null
     void* k_cache;                // [num_blocks, num_kv_heads, block_size, head_dim]
-    void* v_cache;                // the same, or null: there is no v
+    void* v_cache;                // the same, or null: there is no v; a value fills the beginning of its row
     const void* q_turned;         // what is turned into the beginning of each head of q; or null: that itself
     int64_t q_turned_stride, q_turned_head_stride;  // of tokens, and of heads
-    int num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
+    int num_heads, num_kv_heads, head_dim, value_dim, rotary_dim, block_size;
     float eps;
 };
 
 // In place in qkv; then k and v go to the cache.
 struct QkNormRopeStoreArgs {
-    void* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T; without v where there is no v_cache
+    void* qkv;  // [num_tokens, (num_heads + num_kv_heads) * head_dim + num_kv_heads * value_dim] T; without v where
+                // there is no v_cache
     int64_t qkv_stride;
     int num_tokens;
     RopeStoreArgs rope;
@@ -34,7 +35,7 @@ struct QkNormRopeStoreArgs {
 };
 
 // See AttentionParams in ops/backend.h. v_cache may lie in k_cache, behind the beginning of the first key: then a value
-// is so many elements at the end of its key.
+// is so many elements at the end of its key, and else at the beginning of its own row.
 struct AttentionArgs {
     const void* q;                  // [num_tokens, num_heads, head_dim] T, tokens q_stride elements apart
     const void *k_cache, *v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]

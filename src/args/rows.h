@@ -12,15 +12,15 @@
 namespace infinilm {
 
 struct NormArgs {
-    const void* x;       // [num_tokens, hidden_size] T
+    const void* x;       // [num_tokens, num_groups * hidden_size] T: each group is normed by itself; of rms, one
     void* residual;      // null, or [num_tokens, hidden_size] T: scale * (residual + multiplier * x), rounded to T, is
                          // normed, and stays there
-    const void* weight;  // [hidden_size]; or null, with residual: nothing is normed
-    const void* bias;    // [hidden_size] of LayerNorm; or null: RMSNorm
+    const void* weight;  // [num_groups * hidden_size]; or null, with residual: nothing is normed
+    const void* bias;    // the same of LayerNorm; or null: RMSNorm
     float* mean_square;  // [num_tokens] or null: read in place of the rows' own; without weight written, * multiplier
-    void* out;           // [num_tokens, hidden_size] T; may be x; not written without weight
+    void* out;           // as x, which it may be; not written without weight
     int64_t x_stride, residual_stride, out_stride;
-    int num_tokens, hidden_size;
+    int num_tokens, num_groups, hidden_size;
     float eps, multiplier, scale;
     Element type;
 };

@@ -24,7 +24,7 @@ Tensor norm_weight(Backend& backend, const NormForm& form, const VectorWeights& 
     const Tensor& weight = norm.loaded;
     const bool is_layer_norm = form.kind != NormKind::rms;
     if (!weight || (!is_layer_norm && form.offset == 0 && multiplier == 1)) return weight;
-    const int64_t size = weight.shape(0);
+    const int64_t size = weight.numel();
     if (!is_layer_norm) {
         const Tensor out = allocate_host(DType::float32, {size});
         fill_from(backend, weight, form.offset, multiplier, out);

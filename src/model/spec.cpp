@@ -66,8 +66,8 @@ void check_owner(int layer, const std::vector<CacheSpec>& caches) {
                  "layer ", layer, " reads the keys and values of layer ", own.owner,
                  ", which is no earlier one with its own");
     const CacheSpec& its = caches[static_cast<size_t>(own.owner)];
-    require_spec(its.num_kv_heads == own.num_kv_heads && its.head_dim == own.head_dim, "layer ", layer,
-                 " reads the keys and values of layer ", own.owner, ", whose heads are others");
+    require_spec(its.num_kv_heads == own.num_kv_heads && its.head_dim == own.head_dim && its.value_dim == own.value_dim,
+                 "layer ", layer, " reads the keys and values of layer ", own.owner, ", whose heads are others");
     require_spec((its.sliding_window > 0) == (own.sliding_window > 0), "layer ", layer,
                  " reads the keys and values of layer ", own.owner, ": both must have a window, or neither");
 }
@@ -297,6 +297,7 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages, const st
     };
     ModelSpec part = model;
     part.stage = {first(stage), first(stage + 1)};
+    check_indexers(part);
     return part;
 }
 

@@ -45,6 +45,7 @@ NormArgs norm_args(const AddRmsNormParams& p) {
             .residual_stride = stride(p.residual, 0),
             .out_stride = p.out.stride(0),
             .num_tokens = count(p.x.shape(0)),
+            .num_groups = 1,
             .hidden_size = count(p.x.shape(1)),
             .eps = p.eps,
             .multiplier = p.multiplier,
@@ -55,6 +56,8 @@ NormArgs norm_args(const AddRmsNormParams& p) {
 NormArgs norm_args(const RmsNormParams& p) {
     NormArgs args = norm_args({.x = p.x, .residual = {}, .weight = p.weight, .out = p.out, .eps = p.eps});
     args.mean_square = p.mean_square.as<float>();
+    args.num_groups = p.num_groups;
+    args.hidden_size /= p.num_groups;
     return args;
 }
 
@@ -139,6 +142,7 @@ QkNormRopeStoreArgs rope_store_args(const RopeStoreParams& p) {
                      .num_heads = p.num_heads,
                      .num_kv_heads = p.num_kv_heads,
                      .head_dim = p.head_dim,
+                     .value_dim = p.v_dim(),
                      .rotary_dim = q_cos_sin ? count(q_cos_sin.shape(1)) : 0,
                      .block_size = p.k_cache ? count(p.k_cache.shape(2)) : 0,
                      .eps = p.eps},

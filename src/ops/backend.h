@@ -101,6 +101,7 @@ struct RmsNormParams {
     TensorView out;     // [num_tokens, hidden_size] activation; may be x
     float eps;
     TensorView mean_square = {};  // [num_tokens, 1] float32, of longer rows that x is a part of; absent: of x. RMSNorm
+    int num_groups = 1;           // equal parts of a row, such as heads, each of which LayerNorm norms by itself
 };
 
 struct MeanSquareParams {
@@ -163,10 +164,10 @@ struct RopeTableParams {
 // then k and v go to the cache at slot_mapping. Each of the three is left out where its tensors are absent. Without kv
 // heads there is q alone, and no cache.
 struct RopeStoreParams {
-    TensorView qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation; without v where v_cache is
-                     // absent
-    TensorView cos_sin;        // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
-    TensorView q_cos_sin;      // of q, where it has a table of its own; else absent. Alone: k is not turned
+    TensorView qkv;        // [num_tokens, (num_heads + num_kv_heads) * head_dim + num_kv_heads * value_dim] activation;
+                           // without v where v_cache is absent
+    TensorView cos_sin;    // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
+    TensorView q_cos_sin;  // of q, where it has a table of its own; else absent. Alone: k is not turned
     TensorView q_turned = {};  // [num_tokens, num_heads, rotary_dim] activation: what is turned into the beginning of
                                // each head of q; absent: that itself
     TensorView q_norm;         // [head_dim] prepared by prepare_vector, or absent
@@ -179,6 +180,8 @@ struct RopeStoreParams {
     TensorView v_scales;  // the same of v_cache
     int num_heads, num_kv_heads, head_dim;
     float eps;
+    int value_dim = 0;  // of a head of v, which fills the beginning of its row of v_cache; 0: head_dim
+    int v_dim() const { return value_dim ? value_dim : head_dim; }
 };
 
 // Attention over a block table, causal unless it is two_way. Prefill, chunked prefill, decode and any mix of them: the
@@ -194,8 +197,9 @@ struct AttentionParams {
     TensorView block_table;   // [num_seqs, max_blocks_per_seq] int32
     TensorView cu_seqlens_q;  // [num_seqs + 1] int32
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
-    TensorView out;           // [num_tokens, num_heads, head_dim] activation; without v_cache of shorter heads
-    TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
+    TensorView out;  // [num_tokens, num_heads, value_dim] activation: of a value, which is at most as long as a key and
+                     // fills the beginning of its row of v_cache
+    TensorView sinks = {};  // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
     // [num_heads, 2 * n - 1] float32: added to the score of a query at position p and a key at position k, by column
     // n - 1 + k - p, behind score_cap; no sequence is longer than n. Or absent.
     TensorView position_bias = {};

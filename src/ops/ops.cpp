@@ -104,6 +104,9 @@ void rms_norm(Backend& backend, const RmsNormParams& p) {
         check.contiguous("mean_square", p.mean_square);
         check.require(p.weight.ndim() == 1, "mean_square: of RMSNorm alone");
     }
+    check.require(p.num_groups > 0 && p.x.shape(1) % p.num_groups == 0, "num_groups: ", p.num_groups,
+                  " do not divide the ", p.x.shape(1), " elements of a row");
+    check.require(p.num_groups == 1 || p.weight.ndim() == 2, "num_groups: of LayerNorm alone");
     backend.rms_norm(p);
 }
 
@@ -134,7 +137,11 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
                   "expected num_heads to be a positive multiple of num_kv_heads, or no kv heads; got ", p.num_heads,
                   " and ", p.num_kv_heads);
     check.require(p.head_dim > 0, "head_dim must be positive, got ", p.head_dim);
-    const int64_t qkv_size = (int64_t{p.num_heads} + (p.v_cache ? 2 : 1) * int64_t{p.num_kv_heads}) * p.head_dim;
+    const int64_t value_dim = p.v_dim();
+    check.require(value_dim > 0 && value_dim <= p.head_dim,
+                  "value_dim must be positive and at most head_dim, which is ", p.head_dim, "; got ", value_dim);
+    const int64_t qkv_size =
+        (int64_t{p.num_heads} + p.num_kv_heads) * p.head_dim + (p.v_cache ? int64_t{p.num_kv_heads} * value_dim : 0);
     check.require(p.v_cache || p.qkv.ndim() != 2 || p.qkv.shape(1) == qkv_size, "v_cache: missing, or qkv has not ",
                   qkv_size, " columns; got ", p.qkv.ndim() == 2 ? p.qkv.shape(1) : 0);
     check.tensor("qkv", p.qkv, {"num_tokens", qkv_size}, check.activation);
@@ -166,6 +173,7 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
     check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
     check.require(p.k_norm || !p.v_norm, "v_norm: it comes with k_norm, which is missing");
     check.require(p.v_cache || !p.v_norm, "v_norm: there is no v, since v_cache is missing");
+    check.require(!p.v_norm || value_dim == p.head_dim, "v_norm: of values that are as long as keys alone");
     if (p.k_norm) check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
     if (p.v_norm) check.tensor("v_norm", p.v_norm, {p.head_dim}, p.q_norm.dtype());
     check.caches(p, p.num_kv_heads, p.head_dim);
@@ -265,10 +273,9 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
     check.caches(p, "num_kv_heads", "head_dim");
     check_sequence_arrays(check, p);
-    check.tensor("out", p.out, {"num_tokens", "num_heads", p.v_cache ? "head_dim" : "value_dim"}, check.activation);
-    const int64_t value_dim = check[p.v_cache ? "head_dim" : "value_dim"];
-    check.require(value_dim <= check["head_dim"], "out: a value that is the end of a key of ", check["head_dim"],
-                  " elements has no ", value_dim);
+    check.tensor("out", p.out, {"num_tokens", "num_heads", "value_dim"}, check.activation);
+    check.require(check["value_dim"] <= check["head_dim"], "out: a value in a row, or at the end of a key, of ",
+                  check["head_dim"], " elements has no ", check["value_dim"]);
     const int64_t num_heads = check["num_heads"], num_kv_heads = check["num_kv_heads"];
     check.require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
                   "expected num_heads to be a positive multiple of num_kv_heads, got ", num_heads, " and ",

@@ -40,7 +40,10 @@ def test_defaults_are_those_of_transformers(model_type):
         assert rope.pop("type") == rope["rope_type"]
         assert rope.pop("max_position_embeddings") == recorded["max_position_embeddings"]
     if "full_attention" in rope:
-        assert rope["sliding_attention"] == {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
+        sliding = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
+        if "partial_rotary_factor" in rope["sliding_attention"]:
+            sliding["partial_rotary_factor"] = config.partial_rotary_factor
+        assert rope["sliding_attention"] == sliding
         rope = rope["full_attention"]
     if rope["rope_type"] != "proportional":  # which has it among its own parameters
         assert rope.pop("partial_rotary_factor", 1.0) == config.partial_rotary_factor

@@ -121,6 +121,7 @@ class Case:
     seed: int = 0
     sinks: bool = False
     value_dim: int = 0  # a value is so many elements at the end of its key; 0: it is one of its own
+    own_values: bool = False  # it is so many elements at the beginning of its own row
     chunked: bool = False  # the window does not slide
     two_way: bool = False  # keys behind a query's position are seen, too
     position_bias: bool = False
@@ -149,7 +150,13 @@ class Problem:
         self.k, self.v = (
             [_store(rng.standard_normal((c, kv_heads, dim)), kind) for c, _ in case.sequences] for _ in range(2)
         )
-        if case.value_dim:
+        rows = self.k if case.value_dim and not case.own_values else self.v  # of which values are a part
+        if case.own_values:
+            self.v = [v[..., : case.value_dim] for v in self.v]
+            rows = [_store(np.full(k.shape, np.nan), kind) for k in self.k]
+            for own, v in zip(rows, self.v, strict=True):
+                own[..., : case.value_dim] = v
+        elif case.value_dim:
             self.v = [k[..., dim - case.value_dim :] for k in self.k]
         block_size = case.block_size or longest
         per_sequence = -(-longest // block_size)
@@ -161,10 +168,10 @@ class Problem:
             for i in range(first // block_size, -(-context // block_size)):
                 self.table[s, i] = block = blocks[s * per_sequence + i]
                 at = np.arange(max(i * block_size, first), min((i + 1) * block_size, context))
-                for cache, values in zip(caches, (self.k, self.k if case.value_dim else self.v), strict=True):
+                for cache, values in zip(caches, (self.k, rows), strict=True):
                     cache[block][:, at % block_size] = values[s][at].transpose(1, 0, 2)
         self.caches: list[Any] = [gpu.upload(cache) for cache in caches]
-        if case.value_dim:
+        if case.value_dim and not case.own_values:
             k = self.caches[0]
             self.caches[1] = Buffer(k.pointer + (dim - case.value_dim) * k.dtype.itemsize, (), k.dtype)
 

@@ -47,6 +47,7 @@ def _norm(
     bias: Array | None = None,
     mean_square: Array | None = None,
     scale: float = 1.0,
+    num_groups: int = 1,
 ) -> list[Array]:
     rows, width = x.shape
     out = Frame(gpu, kind, x.shape, pad) if not in_place else None
@@ -56,8 +57,8 @@ def _norm(
     vectors = [None if vector is None else gpu.upload(vector) for vector in (weight, bias, mean_square)]
     gpu.call(
         "norm_rows", dx.pointer, total.pointer if total else None, *vectors, target.pointer, _long(dx.stride),
-        _long(total.stride if total else 0), _long(target.stride), rows, width, EPS, multiplier, scale,
-        KINDS.index(kind),
+        _long(total.stride if total else 0), _long(target.stride), rows, num_groups, width // num_groups, EPS,
+        multiplier, scale, KINDS.index(kind),
     )  # fmt: skip
     return [target.get(), *([total.get()] if total else [])]
 
@@ -107,6 +108,20 @@ def layer_norm(gpu: Gpu, shapes: list[Shape]) -> None:
                 assert_close(got[0], centred * scale * weight + bias, kind, width, scale=size)
                 alone = slice(rows // 2, rows // 2 + 1)
                 assert_bitwise(_norm(gpu, kind, total[alone], None, weight, 0, True, bias=bias)[0], got[0][alone])
+
+
+def layer_norm_of_groups(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Each group of a row has the bits of a row of its own, with its part of the weight and of the bias."""
+    for shape in shapes:
+        rows, width, pad, seed, groups = (shape[n] for n in ("rows", "width", "pad", "seed", "groups"))
+        weight, bias = normal(seed, groups * width), normal(seed + 3, groups * width)
+        for kind in KINDS:
+            x, _ = _stored(seed + 1, kind, rows, groups * width)
+            got = _norm(gpu, kind, x, None, weight, pad, shape["in_place"], bias=bias, num_groups=groups)[0]
+            for i in range(groups):
+                own = slice(i * width, (i + 1) * width)
+                want = _norm(gpu, kind, x[:, own].copy(), None, weight[own].copy(), 0, False, bias=bias[own].copy())
+                assert_bitwise(got[:, own], want[0])
 
 
 def mean_square(gpu: Gpu, shapes: list[Shape]) -> None:
@@ -194,7 +209,7 @@ def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int
     gpu.call(
         "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), cos_sin, *norms, v_norm, slots,
         caches[0].pointer, caches[1].pointer if has_v else None, turned.pointer if turned else None, *strides, heads,
-        kv_heads, head_dim, shape["rotary_dim"], block_size, EPS,
+        kv_heads, head_dim, shape.get("value_dim", head_dim), shape["rotary_dim"], block_size, EPS,
         KINDS.index(kind),
     )  # fmt: skip
     return [qkv.get(), *(c.get() for c in caches)]
@@ -269,7 +284,8 @@ def rope_store(gpu: Gpu, shapes: list[Shape]) -> None:
 
 
 def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
-    """Values that are normed, queries without keys, keys without values whose queries are turned from elsewhere.
+    """Values that are normed, or shorter than keys, queries without keys, keys without values, of which queries are
+    turned from elsewhere.
 
     Each is what it is in a call that has all.
     """
@@ -279,7 +295,7 @@ def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
         shape, first_v = {**shape, "rotary_dim": rotary}, (heads + kv_heads) * head_dim
         for kind in KINDS:
             data = _rope_data(kind, shape)
-            got, k_cache, _ = _rope_call(gpu, kind, shape, data, shape["pad"])
+            got, k_cache, v_cache = _rope_call(gpu, kind, shape, data, shape["pad"])
             v_norm = normal(shape["seed"] + 9, head_dim)
             normed, k_of_normed, v_of_normed = _rope_call(gpu, kind, shape, {**data, "v_norm": v_norm}, shape["pad"])
             assert_bitwise(normed[:, :first_v], got[:, :first_v])
@@ -292,6 +308,14 @@ def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
                 stored = v_of_normed.reshape(-1, kv_heads, shape["block_size"], head_dim)[block, :, offset]
                 if slot >= 0:
                     assert_bitwise(stored, normed[token, first_v:].reshape(kv_heads, head_dim))
+            if head_dim > 8:  # shorter ones fill the beginnings of their rows, whose ends stay
+                size = head_dim // 16 * 8
+                short = data["qkv"][:, first_v:].reshape(tokens, kv_heads, head_dim)[..., :size].reshape(tokens, -1)
+                of_short = {**data, "qkv": np.hstack([data["qkv"][:, :first_v], short])}
+                own, own_k, own_v = _rope_call(gpu, kind, {**shape, "value_dim": size}, of_short, shape["pad"])
+                assert_bitwise(own, np.hstack([got[:, :first_v], short]))
+                assert_bitwise(own_k, k_cache)
+                assert_bitwise(own_v, np.hstack([v_cache[:, :size], data["cache"][:, size:]]))
             queries = {**data, "qkv": data["qkv"][:, : heads * head_dim], "slots": None}
             assert_bitwise(_rope_call(gpu, kind, {**shape, "kv_heads": 0}, queries, 8)[0], got[:, : heads * head_dim])
             if shape["norm"] or not rotary:

@@ -204,6 +204,16 @@ def test_wide_heads_and_latents_f32(emulate: Run, case: dict[str, Any], cuts: li
     check(emulate, case, cuts)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (48, 32), (24, 16), (64, 8)])
+def test_values_that_are_shorter_than_keys(emulate: Run, kind: str, head_dim: int, value_dim: int) -> None:
+    """They lie in rows of their own, as long as those of keys: decode and prefill, with sinks and a window."""
+    for window in (0, 7):
+        lengths = ((300, 1), (130, 9), (70, 2))
+        case = Case(kind, (8, 2), head_dim, lengths, 16, window, 8, sinks=True, value_dim=value_dim, own_values=True)
+        check(emulate, dataclasses.asdict(case), [0.4])
+
+
 @every_schedule
 @pytest.mark.parametrize(("heads", "head_dim", "value_dim", "window"), [((11, 1), 576, 512, 0), ((6, 1), 512, 0, 130)])
 def test_wide_pipelines(

@@ -69,6 +69,7 @@ GOLDEN = (
     "baichuan",
     "baichuan2",
     "cohere",
+    "command-r-plus",
     "exaone",
     "gemma3-text",
     "glm",
@@ -106,6 +107,8 @@ GOLDEN = (
     "glm4-moe",
     "glm4v-moe",
     "dots1",
+    "trinity",
+    "mimo-v2",
     "minimax-m2",
     "ernie4-5-moe",
     # With layers that have a state:
@@ -143,7 +146,7 @@ IN_BFLOAT16 = frozenset(
         *("cohere2", "gemma2", "gemma3", "glm4", "granite", "llama-sharded", "llama-yarn-rope", "mistral-window"),
         *("olmo2", "phi4-mini-long", "qwen2", "qwen3", "smollm3", "starcoder2", "stablelm", "nemotron", "hunyuan"),
         *("mixtral-window", "qwen2-moe-window", "gpt-oss", "glm4-moe", "minimax-m2", "ernie4-5-moe"),
-        *("qwen3-5", "qwen3-next", "lfm2", "falcon-h1", "llama4"),
+        *("qwen3-5", "qwen3-next", "lfm2", "falcon-h1", "llama4", "mimo-v2", "glm-moe-dsa"),
     }
 )
 

@@ -73,6 +73,9 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         ).map(lambda parts: parts[0] + parts[1])
     },
     "layer_norm": {"shapes": shapes(rows=rows, width=widths, pad=pads)},
+    "layer_norm_of_groups": {
+        "shapes": shapes(rows=rows, width=widths, groups=st.sampled_from((1, 3, 6)), pad=pads, in_place=st.booleans())
+    },
     "mean_square": {"shapes": shapes(rows=rows, width=widths, pad=pads)},
     "add_rms_norm": {"shapes": shapes(rows=rows, width=widths, pad=pads, multiplier=multipliers)},
     "rope_table": {

@@ -84,6 +84,13 @@ _DEEPSEEK = {
     "expert_group_used_count": "topk_group",
     "leading_dense_block_count": "first_k_dense_replace",
 }
+_INDEXED = {
+    **_DEEPSEEK,
+    "expert_gating_func": 2,
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}
 _STATES = {
     **{"attention.key_length": "head_dim", "attention.value_length": "head_dim"},
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -165,6 +172,7 @@ FAMILIES = {
     "gpt-oss": Rules("gpt-oss", keys={**_WINDOW, "expert_feed_forward_length": "intermediate_size"}),
     "granite4": Rules("granite", permuted=True, keys=_SCALES),
     "cohere": Rules("command-r", keys={"logit_scale": "logit_scale", "rope.scaling.type": b"none"}),
+    "command-r-plus": Rules("command-r", keys={"logit_scale": "logit_scale", "rope.scaling.type": b"none"}),
     "cohere2": Rules("cohere2", keys={**_WINDOW, "logit_scale": "logit_scale", "attention.sliding_window_pattern": 3}),
     "olmo3": Rules("olmo2", keys={**_WINDOW, "attention.sliding_window_pattern": As("bool", [True, False, True])}),
     "granite-moe": Rules("granitemoe", permuted=True, keys=_SCALES),
@@ -223,6 +231,7 @@ FAMILIES = {
         },
     ),
     "glm4-moe": Rules("glm4moe", keys={**_DEEPSEEK, "expert_gating_func": 2}),
+    "trinity": Rules("afmoe", keys={**_DEEPSEEK, **_WINDOW}),
     "dots1": Rules("dots1", keys={**_DEEPSEEK, "expert_gating_func": 2}),
     "minimax-m2": Rules(
         "minimax-m2",
@@ -250,6 +259,8 @@ FAMILIES = {
         },
     ),
     "deepseek-v3": Rules("deepseek2", keys={**_DEEPSEEK, "expert_gating_func": 2}),
+    "deepseek-v32": Rules("deepseek32", keys=_INDEXED),
+    "glm-moe-dsa": Rules("glm-dsa", keys={**_INDEXED, "attention.indexer.types": As("bool", [True, False, True])}),
     "youtu": Rules(
         "deepseek2",
         keys={"leading_dense_block_count": 2, "expert_shared_count": 0, "expert_feed_forward_length": 72},
@@ -351,7 +362,7 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
     }
     if "linear_num_value_heads" in text:
         said["ssm.inner_size"] = text["linear_num_value_heads"] * text["linear_value_head_dim"]
-    if rules.arch == "deepseek2":
+    if rules.arch in ("deepseek2", "deepseek32", "glm-dsa"):
         said |= latent_metadata(text, scaling, split=rules.split)
     mixers = [layer.mixer for layer in decoder_spec(full, 256).layers]
     mamba = next((mixer for mixer in mixers if isinstance(mixer, MambaSpec)), None)
@@ -493,7 +504,8 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
 
     config = known_config(folder, rules)
     metadata = _metadata(config, rules)
-    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == rules.arch)
+    known = {name: a for a, name in gguf.MODEL_ARCH_NAMES.items()}
+    arch = known.get(rules.arch, gguf.MODEL_ARCH.GLM_DSA)  # a package that knows no deepseek32 knows the same names
     # The map of a family may lack tensors of a layer without experts, and those of MTP heads.
     others = gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GLM4_MOE
     maps = [gguf.get_tensor_name_map(a, metadata[f"{rules.arch}.block_count"]) for a in (arch, *others)]

@@ -51,6 +51,54 @@ def test_fields_that_cannot_be() -> None:
         _core.AttentionSpec(qk_norm="ring")
 
 
+def test_keys_that_are_chosen_are_refused_where_none_are_there_to_be_shared() -> None:
+    """A layer that reads what the layer before chose needs that layer, in its stage of a pipeline, and no MTP head."""
+
+    def engine(shared: list[bool], head: bool | None = None, num_stages: int = 1) -> None:
+        def layer(shares: bool) -> _core.LayerSpec:
+            indexer = _core.IndexerSpec(num_heads=2, head_dim=8, top_k=3, shared=shares)
+            sizes = {"num_heads": 2, "q_rank": 8, "kv_rank": 8, "rope_dim": 4, "nope_dim": 4, "v_dim": 4}
+            return _core.LayerSpec(_core.LatentSpec(**sizes, rope=0, indexer=indexer), _core.MlpSpec(8))
+
+        spec = _core.ModelSpec(
+            vocab_size=32, hidden_size=16, num_layers=len(shared), max_model_len=16, rms_norm_eps=1e-6,
+            ropes=[_core.RopeSpec([1.0, 0.5])], layers=[layer(own) for own in shared],
+        )  # fmt: skip
+        if head is not None:
+            spec.mtp = _core.MtpSpec([layer(head)])
+        _core.InferEngine(spec, ["cpu"], num_stages=num_stages)
+
+    engine([False, True], head=False)
+    with pytest.raises(ConfigError, match="layer 0 reads the keys that the layer before it chose; there is none"):
+        engine([True, False])
+    with pytest.raises(ConfigError, match="layer 1, the first of a stage of a pipeline, reads the keys that the layer"):
+        engine([False, True], num_stages=2)
+    with pytest.raises(ConfigError, match="an MTP head needs an indexer of its own"):
+        engine([False, True], head=True)
+
+
+def test_indexers_that_do_not_fit_their_layer_are_refused() -> None:
+    def engine(q_rank: int = 8, **changes: int) -> None:
+        sizes = {"num_heads": 2, "kv_rank": 8, "rope_dim": 4, "nope_dim": 4, "v_dim": 4}
+        indexer = _core.IndexerSpec(**{"num_heads": 2, "head_dim": 8, "top_k": 3, **changes})
+        mixer = _core.LatentSpec(**sizes, q_rank=q_rank, rope=0, indexer=indexer)
+        spec = _core.ModelSpec(
+            vocab_size=32, hidden_size=16, num_layers=1, max_model_len=16, rms_norm_eps=1e-6,
+            ropes=[_core.RopeSpec([1.0, 0.5])], layers=[_core.LayerSpec(mixer, _core.MlpSpec(8))],
+        )  # fmt: skip
+        _core.InferEngine(spec, ["cpu"])
+
+    engine()
+    for changes, got in (
+        ({"q_rank": 0}, "a latent of 0, 2 heads of 8 and 3 keys"),
+        ({"head_dim": 2}, "a latent of 8, 2 heads of 2 and 3 keys"),
+        ({"num_heads": 0}, "a latent of 8, 0 heads of 8 and 3 keys"),
+        ({"top_k": 0}, "a latent of 8, 2 heads of 8 and 0 keys"),
+    ):
+        with pytest.raises(ConfigError, match=f"an indexer needs .* at least 4 elements, .*; got {got}"):
+            engine(**changes)
+
+
 def test_each_kind_says_what_it_keeps_and_costs() -> None:
     """A layer's cache and cost follow from its mixer; ranks have their part of both."""
     attention = _core.AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=16, sliding_window=5)

@@ -144,8 +144,18 @@ class Layout:
                 scales[place] = of_rows[s][:filled]
 
 
-def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tuple[int, int] = (0, 0)) -> list[Array]:
-    """One call over `chunks`; q lies in a wider row, as in qkv. Returns out per chunk."""
+def attend(
+    b: Any,
+    values: Values,
+    layout: Layout,
+    chunks: list[Chunk],
+    pad: tuple[int, int] = (0, 0),
+    value_dim: int | None = None,
+) -> list[Array]:
+    """One call over `chunks`; q lies in a wider row, as in qkv. Returns out per chunk.
+
+    `value_dim`: values are so many elements at the beginnings of their rows; None: all.
+    """
     case = values.case
     heads, _ = case.heads
     lengths = [end - begin for _, begin, end in chunks]
@@ -153,7 +163,7 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
     q = np.concatenate([values.q[s][begin:end] for s, begin, end in chunks])
     ends = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in chunks]
     table = framed(layout.table[[s for s, _, _ in chunks]], pad)
-    out = Output((len(q), heads, case.head_dim), pad=pad)
+    out = Output((len(q), heads, value_dim or case.head_dim), pad=pad)
     lengths_and_edges = framed(edges.astype(np.int32)), framed(np.array(ends, np.int32))
     caches = [(cache, values.dtype) for cache in layout.caches]
     scalars = case.softmax_scale, case.sliding_window
@@ -239,6 +249,28 @@ def test_matches_the_oracle(isa: str, dtype: str, threads: int, case: Case, bloc
     want, magnitude = values.expected()
     longest = max(c for c, _ in case.sequences)
     assert_close(got, want, length=case.head_dim + longest, scale=magnitude)
+
+
+@each_isa
+@each_cache_dtype
+@given(case=cases(), block_size=block_sizes, part=st.floats(0, 1), threads=st.sampled_from(support.THREADS))
+def test_values_that_are_shorter_than_keys(
+    isa: str, dtype: str, case: Case, block_size: int, part: float, threads: int
+) -> None:
+    """They fill the beginnings of their rows, of which the ends are NaN; a token alone has the same bits."""
+    assume(any(n for _, n in case.sequences))
+    value_dim, values = 1 + int(part * (case.head_dim - 1)), Values(case, dtype)
+    want, magnitude = (each[..., :value_dim] for each in values.expected())
+    for rows in values.v:
+        rows[..., value_dim:] = support.poison(rows.dtype)
+    layout, whole = Layout(values, block_size, case.seed), values.whole()
+    parts = attend(backend(isa, threads), values, layout, whole, case.pad, value_dim)
+    longest = max(c for c, _ in case.sequences)
+    assert_close(np.concatenate(parts), want, length=case.head_dim + longest, scale=magnitude)
+    for (seq, _, end), got in zip(whole, parts, strict=True):
+        if end:
+            alone = attend(backend(isa, 1), values, layout, [(seq, end - 1, end)], value_dim=value_dim)[0]
+            assert_bitwise(alone, got[-1:])
 
 
 @each_isa

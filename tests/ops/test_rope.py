@@ -147,6 +147,7 @@ class Inputs:
         parts: tuple[str, ...] = ("norms", "rope", "store"),
         qkv_values: Array | None = None,
         v_norm: Array | None = None,
+        value_dim: int = 0,
     ) -> Result:
         """Some parts of the op, over some of the tokens.
 
@@ -162,7 +163,21 @@ class Inputs:
         caches = [support.tensor(c.view, self.dtype) for c in (k_cache, v_cache)]
         scalars = *case.heads, case.head_dim, EPS
         of_values = None if v_norm is None else (framed(v_norm), case.norm_dtype)
-        call(b, "qk_norm_rope_store_kv", qkv, table, *norms, slots, *caches, *scalars, None, None, of_values)
+        call(
+            b,
+            "qk_norm_rope_store_kv",
+            qkv,
+            table,
+            *norms,
+            slots,
+            *caches,
+            *scalars,
+            None,
+            None,
+            of_values,
+            None,
+            value_dim,
+        )
         return Result(qkv.check(), k_cache.check(), v_cache.check())
 
 
@@ -230,6 +245,24 @@ def test_norm_of_values(isa: str, dtype: str, case: Case) -> None:
     empty = flat_cache(inputs.shape, got.v_cache.dtype).view
     assert_bitwise(got.v_cache, oracle.store_kv(rows, inputs.slots, empty), "v_cache")
     assert_bitwise(got.k_cache, without.k_cache, "k_cache")
+
+
+@each_isa
+@each_dtype
+@given(case=cases(), part=st.floats(0, 1))
+def test_values_that_are_shorter(isa: str, dtype: str, case: Case, part: float) -> None:
+    """They fill the beginnings of their rows of the cache, whose ends stay; all else has the bits that it has."""
+    inputs, b = Inputs(case, dtype), backend(isa, 2)
+    value_dim, begin = 1 + int(part * (case.head_dim - 1)), sum(case.heads) * case.head_dim
+    rows = inputs.qkv[:, begin:].reshape(case.num_tokens, case.heads[1], case.head_dim)
+    short = rows[..., :value_dim].reshape(case.num_tokens, case.heads[1] * value_dim)
+    want = inputs.run(b)
+    got = inputs.run(b, qkv_values=np.hstack([inputs.qkv[:, :begin], short]), value_dim=value_dim)
+    assert_bitwise(got.qkv, np.hstack([want.qkv[:, :begin], short]), "qkv")
+    assert_bitwise(got.k_cache, want.k_cache, "k_cache")
+    assert_bitwise(got.v_cache[..., :value_dim], want.v_cache[..., :value_dim], "v_cache")
+    empty = flat_cache(inputs.shape, got.v_cache.dtype).view
+    assert_bitwise(got.v_cache[..., value_dim:], empty[..., value_dim:], "the ends of rows of v_cache")
 
 
 @each_isa

@@ -189,6 +189,22 @@ def test_layer_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float, 
     check(got, total)
 
 
+@every_backend
+@given(case=rows(num_tokens=support.sizes), num_groups=st.sampled_from((1, 2, 3, 7)), in_place=st.booleans())
+def test_layer_norm_of_groups(isa: str, dtype: str, threads: int, case: Rows, num_groups: int, in_place: bool) -> None:
+    """Each group of a row has the bits of a row of its own, with its part of the weight."""
+    rng, b = case.rng(), backend(isa, threads)
+    x = np.hstack([case.x(rng) for _ in range(num_groups)])
+    weight = support.stored(rng, dtype, 2, x.shape[1])
+    out = Output(x.shape, pad=case.pad_out, values=x if in_place else None)
+    of = out if in_place else framed(x, case.pad_in)
+    call(b, "rms_norm", of, (framed(weight), dtype), out, 1e-5, None, num_groups)
+    for i in range(num_groups):
+        own = slice(i * case.size, (i + 1) * case.size)
+        want = norm(b, x[:, own].copy(), weight[:, own].copy(), dtype, 1e-5, None)
+        assert_bitwise(out.check()[:, own], want, f"group {i}")
+
+
 @each_isa
 @each_dtype
 @given(size=support.sizes, seed=support.seeds, layer=st.booleans())

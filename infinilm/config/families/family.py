@@ -55,9 +55,10 @@ class Family:
     mlp_bias: str | bool = False
     down_bias: bool = False  # of the last linear of an MLP alone
     # RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before
-    # it; "turned_heads": of each head behind RoPE, without weight, in the layers that have RoPE. With the key
-    # `use_qk_norm` that decides whether there is one.
-    qk_norm: Literal["none", "head", "all", "head_behind_rope", "turned_heads"] = "none"
+    # it; "turned_heads": of each head behind RoPE, without weight, in the layers that have RoPE; "layer_of_heads":
+    # LayerNorm of each head before RoPE, with weights of its own. With the key `use_qk_norm` that decides whether there
+    # is one.
+    qk_norm: Literal["none", "head", "all", "head_behind_rope", "turned_heads", "layer_of_heads"] = "none"
     # The layers with a sliding window, see `WindowRule`.
     windows: WindowRule = "none"
     # A sublayer norms its input (pre) and its output (post) before that is added to the residual stream.
@@ -89,8 +90,10 @@ class Family:
     activation: str | None = None  # the engine's activation; None: hidden_act says it
     softmax_scale: float | None = None  # the factor of attention scores; None: it follows from head_dim
     layer_scalars: bool = False  # each layer has a number that multiplies the residual stream it leaves
-    # Fields of AttentionSpec (`src/model/sublayers/attention_spec.h`) that the family decides, in all its layers.
+    # Fields of AttentionSpec (`src/model/sublayers/attention_spec.h`) that the family decides, in all its layers, and
+    # in those with a window alone.
     attention: Mapping[str, Any] = field(default_factory=dict)
+    window_attention: Mapping[str, Any] = field(default_factory=dict)
     routing: Routing = field(default_factory=Routing)  # how tokens choose experts, in families that have them
     # The weights of a token's experts are scaled to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"

@@ -15,6 +15,7 @@ from infinilm.config.fields import ModelFields
 from infinilm.config.sublayers.delta import delta_spec, state_layers
 
 __all__ = [
+    "AFMOE",
     "BAICHUAN",
     "BAICHUAN2",
     "BAILING_MOE",
@@ -55,6 +56,7 @@ __all__ = [
     "LLAMA4",
     "MELLUM",
     "MIMO",
+    "MIMO_V2",
     "MINIMAX_M2",
     "MISTRAL3",
     "MISTRAL_OWN",
@@ -325,6 +327,23 @@ EXAONE_MOE = TensorNames(
     },
     stacked=_STACKED,
     not_read=("mtp.",),
+)
+
+MIMO_V2 = TensorNames(
+    renamed={"self_attn.sinks": ("self_attn.attention_sink_bias", "self_attn.sinks")},
+    stacked=_STACKED,
+    not_read=("model.mtp.",),
+)
+
+AFMOE = TensorNames(
+    renamed={
+        **_SHARED_EXPERTS,
+        "pre_feedforward_layernorm": "pre_mlp_layernorm",
+        "post_feedforward_layernorm": "post_mlp_layernorm",
+        "mlp.gate": ("mlp.router.gate", "mlp.gate"),
+        "mlp.gate.e_score_correction_bias": "mlp.expert_bias",
+    },
+    stacked=_STACKED,
 )
 
 MELLUM = TensorNames(stacked=_STACKED, not_read=("mtp.",))

@@ -355,10 +355,11 @@ NORM_FAMILIES: tuple[Family, ...] = (
         architecture="CohereForCausalLM",
         model_type="cohere",
         defaults={**COHERE_DEFAULTS, "rope_theta": 500000.0},
+        qk_norm="layer_of_heads",  # in Command R+
         norm="layer",
         parallel_blocks="one_norm",
         rope_pairs="neighbours",
-        keys=_COHERE_KEYS,
+        keys=_COHERE_KEYS | {"use_qk_norm"},
         other_keys=_LAYER_NORM_EPS,
     ),
     Family(

@@ -127,6 +127,8 @@ class ModelConfig(ModelFields):
         None: experts read and give so many elements, by a linear before and one behind them (Nemotron 3 Super).
     enable_moe_block
         False: whether layers have experts beside their MLPs, in families that can (Gemma 4).
+    swa_num_key_value_heads
+        None: heads of k and v in layers with a window (None: as others), in families that differ so (MiMo V2).
     global_head_dim, num_global_key_value_heads, attention_k_eq_v
         None, None, False: head_dim of the layers without a window (None: as others), and with attention_k_eq_v, which
         takes what k_proj gives as their values too, the heads of k and v.
@@ -486,7 +488,8 @@ _KNOWN_KEYS = (
     | INERT
     | frozenset(UNSUPPORTED)
     | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "model_max_length"}
-    | {"moe_layers", "intermediate_size_mlp"}
+    | {"moe_layers", "intermediate_size_mlp", "hybrid_layer_pattern", "sliding_window_size"}
+    | {f"swa_{key}" for key in ("num_attention_heads", "head_dim", "v_head_dim")}
     | {
         "rotary_dim",
         "linear_attn_config",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infinilm.checks import INT_LIMIT, as_integer, short_repr
+from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import COMMON_DEFAULTS
 from infinilm.config.sublayers.delta import STATE_LAYER
@@ -194,6 +194,47 @@ def _global_layers(values: dict[str, Any], family: Family) -> None:
         values.setdefault(new, None)
     if own and "num_key_value_heads" in own[0] and not values.get("attention_k_eq_v"):
         raise ConfigError("per_layer_config: num_key_value_heads differs only where attention_k_eq_v is true")
+
+
+def _layers_of_mimo(values: dict[str, Any], family: Family) -> None:
+    """Bring MiMo V2's patterns, with a number for each layer, and what it says of layers with a window to others' keys.
+
+    A token sees `sliding_window_size` tokens before itself, and these layers have twice as many heads of keys.
+    """
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    number = values.get("num_hidden_layers") or values.get("num_layers") or defaults["num_hidden_layers"]
+    for key, name, kinds in (
+        ("hybrid_layer_pattern", "layer_types", ("full_attention", "sliding_attention")),
+        ("moe_layer_freq", "mlp_layer_types", ("dense", "sparse")),
+    ):
+        pattern = values.pop(key, None)
+        if pattern is None:
+            continue
+        if not isinstance(pattern, (list, tuple)) or len(pattern) != number or set(pattern) - {0, 1}:
+            raise ConfigError(f"{key} must have 0 or 1 for each of the {number} layers; got {short_repr(pattern)}")
+        values[key] = [kinds[kind] for kind in pattern]
+        rename(values, key, name)
+    before = values.pop("sliding_window_size", None)
+    if before is not None:
+        values["sliding_window"] = as_integer("sliding_window_size", before) + 1
+    for key in ("num_attention_heads", "head_dim", "v_head_dim"):
+        own, others = values.pop(f"swa_{key}", None), values.get(key) or defaults[key]
+        if own not in (None, others):
+            raise ConfigError(f"swa_{key} must be {key}, {others!r}; got {own!r}")
+    if values.get("swa_num_key_value_heads") is None:
+        heads = values.get("num_key_value_heads") or defaults["num_key_value_heads"]
+        values["swa_num_key_value_heads"] = 2 * as_integer("num_key_value_heads", heads)
+
+
+def _root_of_hidden(values: dict[str, Any], family: Family) -> None:
+    """Bring `mup_enabled`, which multiplies the embedding by the root of hidden_size, to `embedding_multiplier`."""
+    scaled = values.pop("mup_enabled", None)
+    if scaled is None:
+        return
+    size = values.get("hidden_size") or family.defaults["hidden_size"]
+    if as_boolean("mup_enabled", scaled, error=ConfigError):
+        values["mup_enabled"] = as_integer("hidden_size", size) ** 0.5
+        rename(values, "mup_enabled", "embedding_multiplier")
 
 
 def _groups_by_method(values: dict[str, Any], family: Family) -> None:
@@ -396,7 +437,9 @@ _KEYS_OF_FAMILIES = (
     ("scale_depth", _multipliers_of_sizes),
     ("moe_layer_end_index", _dense_at_the_end),
     ("global_head_dim", _global_layers),
+    ("mup_enabled", _root_of_hidden),
     ("topk_method", _groups_by_method),
+    ("hybrid_layer_pattern", _layers_of_mimo),
     ("mlp_layer_types", _dense_by_type),
     ("n_inner", _four_times_hidden),
     ("logit_scale", _logit_scale),
@@ -475,7 +518,8 @@ def _of_full_attention(values: dict[str, Any], key: str, given: Mapping[str, Any
             "take; give one set for all layers"
             + (", or 'full_attention' and 'sliding_attention'" if "rope_local_base_freq" in family.keys else "")
         )
-    others = {name: value for name, value in sliding.items() if name != "rope_theta" and value is not None}
+    same = {"rope_theta"} | {name for name in ("partial_rotary_factor",) if sliding.get(name) == full.get(name)}
+    others = {name: value for name, value in sliding.items() if name not in same and value is not None}
     if others not in ({}, {"rope_type": "default"}):
         raise ConfigError(f"{key}: sliding_attention: expected rope_theta alone, got {short_repr(dict(sliding))}")
     values[f"{key}: sliding_attention: rope_theta"] = sliding.get("rope_theta")

@@ -24,6 +24,7 @@ class LayerShapeConfig(Sizes):
 
     global_head_dim: int | None = None  # None: head_dim
     num_global_key_value_heads: int | None = None  # None: num_key_value_heads
+    swa_num_key_value_heads: int | None = None  # of layers with a window; None: num_key_value_heads
     attention_k_eq_v: bool = False
     num_kv_shared_layers: int = 0
     use_double_wide_mlp: bool = False
@@ -31,7 +32,8 @@ class LayerShapeConfig(Sizes):
     vocab_size_per_layer_input: int | None = None  # None: vocab_size
 
 
-LAYER_KEYS = frozenset(defaults_of(LayerShapeConfig))
+LAYER_KEYS = frozenset(defaults_of(LayerShapeConfig)) - {"swa_num_key_value_heads"}
+"""The keys of Gemma 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,13 @@ def layer_shapes(config: LayerShapeConfig, windows: Sequence[int]) -> tuple[Laye
         global_dim = as_integer("global_head_dim", config.global_head_dim, below=2**16)
     if config.num_global_key_value_heads is not None and config.attention_k_eq_v:
         global_heads = as_integer("num_global_key_value_heads", config.num_global_key_value_heads, below=INT_LIMIT)
-    heads = config.num_attention_heads
+    heads, window_heads = config.num_attention_heads, config.num_key_value_heads
+    if config.swa_num_key_value_heads is not None:
+        window_heads = as_integer("swa_num_key_value_heads", config.swa_num_key_value_heads, below=INT_LIMIT)
+        if heads % window_heads:
+            raise ConfigError(
+                f"num_attention_heads ({heads}) must be a multiple of swa_num_key_value_heads ({window_heads})"
+            )
     if heads % global_heads:
         raise ConfigError(
             f"num_attention_heads ({heads}) must be a multiple of num_global_key_value_heads ({global_heads})"
@@ -82,7 +90,7 @@ def layer_shapes(config: LayerShapeConfig, windows: Sequence[int]) -> tuple[Laye
         shapes.append(
             LayerShape(
                 config.head_dim if window else global_dim,
-                config.num_key_value_heads if window else global_heads,
+                window_heads if window else global_heads,
                 config.intermediate_size * (2 if wide else 1),
                 window,
                 config.attention_k_eq_v and not window and owner is None,

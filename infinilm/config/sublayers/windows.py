@@ -13,7 +13,9 @@ __all__ = ["CHUNKED_LAYER", "WindowRule", "sliding_windows"]
 CHUNKED_LAYER = "chunked_attention"
 """In `layer_types`: tokens see those of their own chunk."""
 
-WindowRule = Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe", "last_full", "first_full", "chunks"]
+WindowRule = Literal[
+    "none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe", "last_full", "first_full", "edges_full", "chunks"
+]
 """The layers of a family that have a sliding window.
 
 - "none": no layer has one.
@@ -25,6 +27,8 @@ WindowRule = Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe
 - "last_full": as "layer_types", but the last layer never has one.
 - "first_full": the layers that `layer_types` names. Without it, all but each `sliding_window_pattern`-th from the first
   layer on, which has none.
+- "edges_full": the layers that `layer_types` names. Without it, all but the first and each
+  `sliding_window_pattern`-th.
 - "chunks": tokens see those of their own chunk of `attention_chunk_size`, in layers that have RoPE, or in those that
   `layer_types` names.
 """
@@ -75,10 +79,11 @@ _RULES: Mapping[str, Callable[[AttentionConfig, int], bool]] = {
     "of_qwen3_moe": lambda _, __: True,
     "last_full": _all_but_last,
     "first_full": lambda config, layer: layer % (config.sliding_window_pattern or config.num_hidden_layers) != 0,
+    "edges_full": lambda config, layer: layer > 0 and _all_but_last(config, layer),
 }
 
 # Rules that `layer_types` overrides; with the others it must agree.
-_OVERRIDDEN = ("layer_types", "of_qwen2_moe", "last_full", "first_full")
+_OVERRIDDEN = ("layer_types", "of_qwen2_moe", "last_full", "first_full", "edges_full")
 
 
 def _check_switch(config: AttentionConfig, rule: WindowRule, use: bool | None, architecture: str) -> None:

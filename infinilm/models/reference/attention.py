@@ -17,18 +17,19 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
     heads: dict[str, Array] = {}
     for name in ("q", "k", "v") if owner < 0 else ("q",):
         projected = s.linear(h, s.name(f"self_attn.{name}_proj"), spec.qkv_bias)
-        heads[name] = s.emit(f"{name}_proj", projected.reshape(num_tokens, -1, spec.head_dim))
+        count = spec.num_heads if name == "q" else spec.num_kv_heads
+        heads[name] = s.emit(f"{name}_proj", projected.reshape(num_tokens, count, -1))
 
     def norm_heads() -> None:
         for name in ("q", "k") if owner < 0 else ("q",):
             values = heads[name].reshape(num_tokens, -1) if spec.qk_norm == "all" else heads[name]
             if spec.qk_norm == "turned_heads":
                 normed = s.rms(values)
-            else:
+            else:  # the weights of "layer_of_heads" are [num_heads, head_dim], and its models take off the mean
                 normed = s.norm(values, s.name(f"self_attn.{name}_norm"))
             heads[name] = s.emit(f"{name}_norm", normed.reshape(heads[name].shape))
 
-    if spec.qk_norm in ("head", "all"):
+    if spec.qk_norm in ("head", "all", "layer_of_heads"):
         norm_heads()
     if spec.v_norm and owner < 0:
         heads["v"] = s.emit("v_norm", s.rms(heads["v"]))
@@ -40,7 +41,10 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
     if spec.qk_norm == "head_behind_rope" or (spec.qk_norm == "turned_heads" and rope >= 0):
         norm_heads()
     bias = position_bias(s, s.spec.position_bias) if s.spec.position_bias else None
-    attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
+    value_dim = spec.v_head_dim or spec.head_dim
+    if owner < 0:  # the rows of a cache are as long as a key
+        heads["v"] = np.pad(heads["v"], ((0, 0), (0, 0), (0, spec.head_dim - value_dim)))
+    attended = np.empty((num_tokens, spec.num_heads, value_dim), h.dtype)
     for row, own in enumerate(s.rows):
         if owner < 0:
             k, v = s.cache.append(s.layer, row, heads["k"][own], heads["v"][own])
@@ -58,7 +62,7 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
             sinks,
             spec.two_way,
             bias,
-        )
+        )[..., :value_dim]
     if spec.output_gate:
         gate = s.linear(h, s.name("self_attn.gate_proj"), spec.qkv_bias)
         attended = attended * sigmoid(gate).reshape(attended.shape)

@@ -63,8 +63,8 @@ def choose_keys(s: Step, spec: IndexerSpec, h: Array, q_latent: Array, table: tu
     key = key - np.mean(key, axis=-1, keepdims=True)
     key = key / np.sqrt(np.mean(key * key, axis=-1, keepdims=True) + s.scalar(spec.norm_eps))
     key = key * s.weight(f"{at}.k_norm") + s.weight(f"{at}.k_norm", "bias")
-    q, key = rotate(q, table), rotate(key[:, None], table)
-    weights = s.linear(h, f"{at}.weights_proj", False)  # [num_tokens, num_heads]
+    q, key = s.emit("index_q", rotate(q, table)), s.emit("index_k", rotate(key[:, None], table))
+    weights = s.emit("index_weights", s.linear(h, f"{at}.weights_proj", False))  # [num_tokens, num_heads]
     chosen = []
     for index, own in enumerate(s.rows):
         keys = s.cache.append_index(s.layer, index, key[own])[:, 0]  # [length, head_dim]

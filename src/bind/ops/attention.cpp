@@ -27,7 +27,7 @@ void bind_attention_ops(OpsClass& backend) {
                const OptionalTensor& k_norm, const OptionalTensor& slot_mapping, const Tensor& k_cache,
                const OptionalTensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps,
                const OptionalTensor& k_scales, const OptionalTensor& v_scales, const OptionalTensor& v_norm,
-               const OptionalTensor& q_turned) {
+               const OptionalTensor& q_turned, int value_dim) {
                 const InUse b(shared);
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
@@ -45,11 +45,12 @@ void bind_attention_ops(OpsClass& backend) {
                                                .num_heads = num_heads,
                                                .num_kv_heads = num_kv_heads,
                                                .head_dim = head_dim,
-                                               .eps = eps});
+                                               .eps = eps,
+                                               .value_dim = value_dim});
             },
             "qkv"_a, "cos_sin"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a.none(), "k_cache"_a,
             "v_cache"_a.none(), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, "k_scales"_a = nb::none(),
-            "v_scales"_a = nb::none(), "v_norm"_a = nb::none(), "q_turned"_a = nb::none(), Release())
+            "v_scales"_a = nb::none(), "v_norm"_a = nb::none(), "q_turned"_a = nb::none(), "value_dim"_a = 0, Release())
         .def(
             "paged_attention",
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const OptionalTensor& v_cache,

@@ -28,15 +28,16 @@ void bind_row_ops(OpsClass& backend) {
         .def(
             "rms_norm",
             [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps,
-               const OptionalTensor& mean_square) {
+               const OptionalTensor& mean_square, int num_groups) {
                 const InUse b(shared);
                 ops::rms_norm(b, {.x = x,
                                   .weight = weight,
                                   .out = output("rms_norm", "out", out),
                                   .eps = eps,
-                                  .mean_square = optional_view(mean_square)});
+                                  .mean_square = optional_view(mean_square),
+                                  .num_groups = num_groups});
             },
-            "x"_a, "weight"_a, "out"_a, "eps"_a, "mean_square"_a = nb::none(), Release())
+            "x"_a, "weight"_a, "out"_a, "eps"_a, "mean_square"_a = nb::none(), "num_groups"_a = 1, Release())
         .def(
             "mean_square",
             [](SharedBackend& shared, const Tensor& x, const Tensor& out, float multiplier) {

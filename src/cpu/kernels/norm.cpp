@@ -22,9 +22,9 @@ static void layer_norm_row(const float* x, const W* weight, const W* bias, float
 
 template <class W>
 static void norm_rows(const CpuNormArgs& a, int64_t begin, int64_t end) {
-    const W *weight = (const W*)a.weight, *bias = (const W*)a.bias;  // [hidden_size]
+    const W *weight = (const W*)a.weight, *bias = (const W*)a.bias;  // [num_groups, hidden_size]
     for (int64_t t = begin; t < end; ++t) {
-        const float* x = (const float*)a.x + t * a.x_stride;  // [hidden_size]
+        const float* x = (const float*)a.x + t * a.x_stride;  // [num_groups, hidden_size]
         float sum;
         if (a.residual) {
             float* residual = (float*)a.residual + t * a.residual_stride;  // [hidden_size]
@@ -37,7 +37,8 @@ static void norm_rows(const CpuNormArgs& a, int64_t begin, int64_t end) {
         if (a.mean_square) sum = a.mean_square[t] * (float)a.hidden_size;
         float* const out = (float*)a.out + t * a.out_stride;
         if (bias)
-            layer_norm_row(x, weight, bias, out, a.hidden_size, a.eps);
+            for (int64_t i = 0; i < (int64_t)a.num_groups * a.hidden_size; i += a.hidden_size)
+                layer_norm_row(x + i, weight + i, bias + i, out + i, a.hidden_size, a.eps);
         else if (weight)
             scale_row(x, rms_scale(sum, a.hidden_size, a.eps), weight, out, a.hidden_size);
     }

@@ -26,7 +26,7 @@ static void rotate(const float* from, float* to, const float* cos_sin, int64_t h
     }
 }
 
-// cache: [head_dim] of one slot; scale: of int8, else null
+// x: [head_dim], or a value; cache: the row of one slot; scale: of int8, else null
 static void store_head(const float* x, int8_t* cache, float* scale, int head_dim) {
     Int8Rounding rounding;
     for_vectors(head_dim, [&](int64_t d, int count) { rounding.see(load_partial(x + d, count)); });
@@ -49,8 +49,10 @@ static void normalise(float* x, const void* weight, const CpuRopeStoreArgs& a) {
 }
 
 static void rope_head(const CpuRopeStoreArgs& a, int64_t token, int head) {
-    float* x = (float*)a.qkv + token * a.qkv_stride + (int64_t)head * a.rope.head_dim;  // [head_dim]
-    const int value_begin = a.rope.num_heads + a.rope.num_kv_heads;
+    const int value_begin = a.rope.num_heads + a.rope.num_kv_heads, value = head - value_begin;
+    const int size = value < 0 ? a.rope.head_dim : a.rope.value_dim;
+    float* x = (float*)a.qkv + token * a.qkv_stride;  // [size]
+    x += value < 0 ? (int64_t)head * size : (int64_t)value_begin * a.rope.head_dim + (int64_t)value * size;
     const void* const weight = head < a.rope.num_heads ? a.rope.q_norm
                                : head < value_begin    ? a.rope.k_norm
                                                        : a.rope.v_norm;
@@ -73,7 +75,7 @@ static void rope_head(const CpuRopeStoreArgs& a, int64_t token, int head) {
     float* const scales = is_key ? a.k_scales : a.v_scales;
     visit_cache_element(a.cache_element, [&](auto e) {
         store_head(x, (decltype(e)*)(is_key ? a.rope.k_cache : a.rope.v_cache) + row * a.rope.head_dim,
-                   scales ? scales + row : scales, a.rope.head_dim);
+                   scales ? scales + row : scales, size);
     });
 }
 

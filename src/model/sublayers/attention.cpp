@@ -26,15 +26,17 @@ std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard) {
     return heads;
 }
 
-// Rows of kv heads: only those that are neighbours are one range.
-Cut kv_rows(const AttentionSpec& model) {
-    return Cut::rows([model](int64_t, Shard shard) {
+// Rows of kv heads, so many each: only those that are neighbours are one range.
+Cut kv_rows(const AttentionSpec& model, int64_t rows) {
+    return Cut::rows([model, rows](int64_t, Shard shard) {
         std::vector<Range> ranges;
-        for (const int64_t head : kv_heads_of(model, shard))
-            ranges.push_back({head * model.head_dim, (head + 1) * model.head_dim});
+        for (const int64_t head : kv_heads_of(model, shard)) ranges.push_back({head * rows, (head + 1) * rows});
         return joined(ranges);
     });
 }
+
+// Whether the linear of q, k and v may turn and store what it gives, which takes heads of one size.
+bool fuses_rope(const AttentionSpec& heads) { return heads.own_kv() && heads.value_dim() == heads.head_dim; }
 
 }  // namespace
 
@@ -42,6 +44,9 @@ void AttentionSpec::check(const ModelSpec& model) const {
     require_spec(num_heads > 0 && num_kv_heads > 0 && num_heads % num_kv_heads == 0, "num_heads (", num_heads,
                  ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
     require_spec(head_dim > 0 && head_dim % 2 == 0, "head_dim must be positive and even, got ", head_dim);
+    require_spec(value_dim() > 0 && value_dim() <= head_dim, "v_head_dim must be at most head_dim (", head_dim,
+                 "), got ", v_head_dim);
+    require_spec(!v_norm || value_dim() == head_dim, "v_norm: of values that are as long as keys alone");
     require_spec(inputs > 0, "inputs must be positive, got ", inputs);
     require_spec(sliding_window >= 0, "sliding_window must be 0 or positive, got ", sliding_window);
     require_spec(sliding_window > 0 || !chunked, "a layer that is chunked needs the size as sliding_window");
@@ -63,7 +68,7 @@ CacheSpec AttentionSpec::cache() const {
             .num_heads = num_heads,
             .num_kv_heads = num_kv_heads,
             .head_dim = head_dim,
-            .value_dim = head_dim,
+            .value_dim = value_dim(),
             .sliding_window = sliding_window,
             .chunked = chunked,
             .two_way = two_way,
@@ -83,36 +88,49 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
       hidden_size_(model.hidden_size),
       in_size_(heads.inputs * model.hidden_size) {
     qkv_ = plan.add({.name = "qkv", .columns = heads.qkv_dim()});
-    mixed_ = plan.add({.name = "mixed", .columns = heads.q_dim()});
-    gated_ = plan.add({.name = "gated", .columns = heads.output_gate ? 2 * heads.q_dim() : 0});
-    const bool wide = heads.qk_norm == QkNorm::all;
+    mixed_ = plan.add({.name = "mixed", .columns = heads.mixed_dim()});
+    gated_ = plan.add({.name = "gated", .columns = heads.output_gate ? 2 * heads.mixed_dim() : 0});
+    const bool wide = heads.qk_norm == QkNorm::all;  // the mean is that over all ranks
     mean_squares_ = plan.add({.name = "mean_squares", .columns = wide ? 1 : 0, .rows = 2, .dtype = DType::float32});
 }
 
 void Attention::declare(ParamTable& table) {
     const auto& model = table.layer_spec().mixer_of<AttentionSpec>();
     const int64_t q_dim = model.q_dim(), kv_dim = model.kv_dim(), head_dim = model.head_dim;
+    const int64_t value_dim = model.value_dim(), mixed_dim = model.mixed_dim();
     const std::string at = table.prefix() + "self_attn.";
     const Cut q_rows = Cut::rows(equal_parts);
     std::vector<ParamTable::Part> parts{{at + "q_proj", q_dim, q_rows}};
     if (model.own_kv())
-        parts.insert(parts.end(), {{at + "k_proj", kv_dim, kv_rows(model)}, {at + "v_proj", kv_dim, kv_rows(model)}});
+        parts.insert(parts.end(), {{at + "k_proj", kv_dim, kv_rows(model, head_dim)},
+                                   {at + "v_proj", model.v_dim(), kv_rows(model, value_dim)}});
+    const bool fused = fuses_rope(model);
     table.linear(qkv_proj_, {.name = at + (model.own_kv() ? "qkv_proj" : "q_proj"),
                              .in_features = in_size_,
                              .parts = parts,
                              .timed = "qkv_proj",
                              .bias = model.qkv_bias,
-                             .kind = model.own_kv() ? LinearKind::qkv : LinearKind::plain,
-                             .head_dim = model.own_kv() ? model.head_dim : 0});
+                             .kind = fused ? LinearKind::qkv : LinearKind::plain,
+                             .head_dim = fused ? model.head_dim : 0});
     if (model.qk_norm == QkNorm::turned_heads) {
         const auto ones = [head_dim](Backend&, const VectorWeights&) {
             return ones_like(allocate_host(DType::float32, {head_dim}));
         };
         if (spec_.rope >= 0) table.made(q_norm_, ones), table.made(k_norm_, ones);
+    } else if (model.qk_norm == QkNorm::layer_of_heads) {
+        const auto norm = [&](VectorWeights& weights, const char* name, int64_t num_heads, const Cut& heads) {
+            table.tensor(weights, at + name, {num_heads, head_dim}, heads,
+                         [](Backend& backend, const VectorWeights& loaded) {
+                             return norm_weight(backend, {NormKind::layer, 0}, loaded, 1);
+                         });
+        };
+        norm(q_norm_, "q_norm.weight", model.num_heads, q_rows);
+        if (model.own_kv()) norm(k_norm_, "k_norm.weight", model.num_kv_heads, kv_rows(model, 1));
     } else if (model.qk_norm != QkNorm::none) {
         const bool all = model.qk_norm == QkNorm::all;
         table.norm(q_norm_, at + "q_norm", all ? q_dim : head_dim, all ? q_rows : Cut());
-        if (model.own_kv()) table.norm(k_norm_, at + "k_norm", all ? kv_dim : head_dim, all ? kv_rows(model) : Cut());
+        if (model.own_kv())
+            table.norm(k_norm_, at + "k_norm", all ? kv_dim : head_dim, all ? kv_rows(model, head_dim) : Cut());
     }
     if (model.v_norm)
         table.made(v_norm_, [this](Backend&, const VectorWeights&) {
@@ -121,12 +139,12 @@ void Attention::declare(ParamTable& table) {
     if (model.output_gate)
         table.linear(gate_proj_, {.name = at + "gate_proj",
                                   .in_features = in_size_,
-                                  .parts = {{at + "gate_proj", q_dim, q_rows}},
+                                  .parts = {{at + "gate_proj", mixed_dim, q_rows}},
                                   .timed = "qkv_proj",
                                   .bias = model.qkv_bias});
     if (model.sinks) table.wide(sinks_, at + "sinks", model.num_heads, q_rows);
     table.linear(o_proj_, {.name = at + "o_proj",
-                           .in_features = q_dim,
+                           .in_features = mixed_dim,
                            .parts = {{at + "o_proj", hidden_size_, Cut::columns(equal_parts)}},
                            .timed = "o_proj",
                            .bias = model.out_bias});
@@ -145,9 +163,8 @@ std::vector<Site> Attention::sites() const {
 }
 
 std::vector<LinearCall> Attention::calls() const {
-    const int64_t q_dim = spec_.q_dim();
-    return {{.in_features = in_size_, .out_features = std::max<int64_t>(q_dim, spec_.kv_dim())},
-            {.in_features = q_dim, .out_features = hidden_size_}};
+    return {{.in_features = in_size_, .out_features = std::max<int64_t>(spec_.q_dim(), spec_.kv_dim())},
+            {.in_features = spec_.mixed_dim(), .out_features = hidden_size_}};
 }
 
 // Norm, q, k and v, RMSNorm of their heads, RoPE; keys and values into the cache.
@@ -156,30 +173,35 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     const AttentionSpec& heads = spec_;
     if (heads.output_gate) {  // two linears read the norm
         in = {.x = s.whole(in)};
-        s.linear(gate_proj_, in.x, s.view(gated_).slice(1, 0, heads.q_dim()));
+        s.linear(gate_proj_, in.x, s.view(gated_).slice(1, 0, heads.mixed_dim()));
     }
     const TensorView qkv = s.view(qkv_);
     RopeStoreParams params = rope_store(s, own_, qkv);
-    const bool wide = heads.qk_norm == QkNorm::all,
+    params.value_dim = heads.value_dim();
+    const bool wide = heads.qk_norm == QkNorm::all || heads.qk_norm == QkNorm::layer_of_heads,
                behind_rope = heads.qk_norm == QkNorm::head_behind_rope || heads.qk_norm == QkNorm::turned_heads;
     if (!wide) params.q_norm = q_norm_.prepared, params.k_norm = k_norm_.prepared;  // else norm_all_heads does it
     params.v_norm = v_norm_.prepared;
     const bool in_parts = Tap::active || wide || behind_rope;
-    if (!in_parts && heads.own_kv() && qkv_proj_.clips.empty())
+    if (!in_parts && fuses_rope(heads) && qkv_proj_.clips.empty())
         return ops::linear_rope_store_kv(
             s.backend, {.x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv}, params);
     s.linear(qkv_proj_, in.x, qkv, in.norm);
-    // RoPE of q alone, which no linear knows, or behind linears that clip.
+    // RoPE of q alone, or beside values of another size, which no linear knows; or behind linears that clip.
     if (!in_parts) return ops::qk_norm_rope_store_kv(s.backend, params);
 
     const auto tap_heads = [&](Site site, int first, int count) {
         s.tap_own(site, of_heads(qkv, count, heads.head_dim, int64_t{first} * heads.head_dim, heads.head_dim), qkv_);
     };
+    const int value_dim = heads.value_dim();
+    const int64_t values_begin = int64_t{heads.q_dim()} + heads.kv_dim();
     const auto tap_q_and_k = [&](Site q, Site k) {
         tap_heads(q, 0, params.num_heads);
         if (heads.own_kv()) tap_heads(k, params.num_heads, params.num_kv_heads);
     };
-    const auto tap_v = [&](Site v) { tap_heads(v, params.num_heads + params.num_kv_heads, params.num_kv_heads); };
+    const auto tap_v = [&](Site v) {
+        s.tap_own(v, of_heads(qkv, params.num_kv_heads, value_dim, values_begin, value_dim), qkv_);
+    };
     tap_q_and_k(sites::q_proj, sites::k_proj);
     if (heads.own_kv()) tap_v(sites::v_proj);
     if (wide) {
@@ -206,15 +228,16 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     ops::qk_norm_rope_store_kv(s.backend, part);
 }
 
-// Ranks have as many columns each, and each kv head as often as the others: the mean over all of these is that over the
-// model's.
+// Where all heads are normed together, ranks have as many columns each, and each kv head as often as the others: the
+// mean over all of these is that over the model's.
 template <class Tap>
 void Attention::norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const {
     const int64_t num_tokens = s.num_tokens(), q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
     const TensorView parts[] = {qkv.slice(1, 0, q_dim), qkv.slice(1, q_dim, q_dim + kv_dim)};
     const TensorView means = s.view(mean_squares_);
     const auto of_part = [&](int i) { return means.slice(0, i * num_tokens, (i + 1) * num_tokens); };
-    const bool several = s.num_ranks() > 1;
+    const bool together = spec_.qk_norm == QkNorm::all, several = together && s.num_ranks() > 1;
+    const int num_heads[] = {spec_.num_heads, spec_.num_kv_heads};
     if (several) {
         for (int i = 0; i < 2; ++i)
             ops::mean_square(
@@ -226,7 +249,8 @@ void Attention::norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const 
                                   .weight = (i == 0 ? q_norm_ : k_norm_).prepared,
                                   .out = parts[i],
                                   .eps = own_.eps,
-                                  .mean_square = several ? of_part(i) : TensorView()});
+                                  .mean_square = several ? of_part(i) : TensorView(),
+                                  .num_groups = together ? 1 : num_heads[i]});
 }
 
 template <class Tap>
@@ -234,9 +258,9 @@ void Attention::begin(const Step<Tap>& s, Input in) const {
     project(s, in);
     const AttentionSpec& heads = spec_;
     const TensorView mixed = s.view(mixed_), gated = s.view(gated_);
-    const TensorView result = of_heads(mixed, heads.num_heads, heads.head_dim, 0, heads.head_dim);
-    const TensorView out =
-        gated ? of_heads(gated, heads.num_heads, heads.head_dim, heads.q_dim(), heads.head_dim) : result;
+    const int value_dim = heads.value_dim();
+    const TensorView result = of_heads(mixed, heads.num_heads, value_dim, 0, value_dim);
+    const TensorView out = gated ? of_heads(gated, heads.num_heads, value_dim, heads.mixed_dim(), value_dim) : result;
     attend(s, own_, s.view(qkv_), sinks_.prepared, out);
     if (gated) ops::act_mul(s.backend, {.gate_up = gated, .out = mixed, .activation = Activation::sigmoid});
     s.tap_own(sites::attention, result, mixed_);

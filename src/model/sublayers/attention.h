@@ -6,7 +6,7 @@
 namespace infinilm {
 
 namespace sites {
-inline constexpr Site v_proj{"v_proj"};                    // [num_tokens, num_kv_heads, head_dim], with bias
+inline constexpr Site v_proj{"v_proj"};                    // [num_tokens, num_kv_heads, value_dim], with bias
 inline constexpr Site q_norm{"q_norm"}, k_norm{"k_norm"};  // q and k after qk-norm, in models that have it
 inline constexpr Site v_norm{"v_norm"};                    // and v after its norm
 }  // namespace sites
@@ -29,7 +29,7 @@ public:
 private:
     template <class Tap>
     void project(const Step<Tap>& s, Input in) const;
-    // RMSNorm over all heads of q, and of k: those of all ranks.
+    // Norms of q and of k that are no part of the op of RoPE: over all heads, those of all ranks, or LayerNorm of each.
     template <class Tap>
     void norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const;
 
@@ -37,14 +37,14 @@ private:
     PagedLayer own_;
     int64_t hidden_size_, in_size_;
     Buffer qkv_;           // [num_tokens, qkv_dim]
-    Buffer mixed_;         // [num_tokens, q_dim]: what o_proj reads
-    Buffer gated_;         // [num_tokens, 2 * q_dim]: gate, then what attention gives; with output_gate
+    Buffer mixed_;         // [num_tokens, mixed_dim]: what o_proj reads
+    Buffer gated_;         // [num_tokens, 2 * mixed_dim]: gate, then what attention gives; with output_gate
     Buffer mean_squares_;  // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
 
     LinearWeights qkv_proj_;         // q, k, v: [qkv_dim, in_size]; or q alone
-    LinearWeights gate_proj_;        // [q_dim, in_size], with output_gate
-    LinearWeights o_proj_;           // [hidden_size, q_dim]
-    VectorWeights q_norm_, k_norm_;  // [head_dim], or of all heads; with qk_norm
+    LinearWeights gate_proj_;        // [mixed_dim, in_size], with output_gate
+    LinearWeights o_proj_;           // [hidden_size, mixed_dim]
+    VectorWeights q_norm_, k_norm_;  // [head_dim], or of all heads, whether normed together or not; with qk_norm
     VectorWeights v_norm_;           // [head_dim] ones, with v_norm; no checkpoint has it
     VectorWeights sinks_;            // [num_heads] float32 once prepared
 };

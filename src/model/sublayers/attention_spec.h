@@ -6,8 +6,9 @@
 namespace infinilm {
 
 // RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before it.
-// turned_heads: of each head behind RoPE, without weight, in the layers that have RoPE.
-enum class QkNorm : uint8_t { none, head, all, head_behind_rope, turned_heads };
+// turned_heads: of each head behind RoPE, without weight, in the layers that have RoPE. layer_of_heads: LayerNorm of
+// each head before RoPE, with weights of its own and no bias.
+enum class QkNorm : uint8_t { none, head, all, head_behind_rope, turned_heads, layer_of_heads };
 constexpr std::string_view name(QkNorm norm) {
     switch (norm) {
         case QkNorm::none: return "none";
@@ -15,12 +16,14 @@ constexpr std::string_view name(QkNorm norm) {
         case QkNorm::all: return "all";
         case QkNorm::head_behind_rope: return "head_behind_rope";
         case QkNorm::turned_heads: return "turned_heads";
+        case QkNorm::layer_of_heads: return "layer_of_heads";
     }
     return "?";
 }
 
 struct AttentionSpec {
     int num_heads = 0, num_kv_heads = 0, head_dim = 0;
+    int v_head_dim = 0;  // elements of a head's value, at most head_dim; 0: head_dim
     float softmax_scale = 0;
     float score_cap = 0;     // scores s become score_cap * tanh(s / score_cap); 0: they stay
     int sliding_window = 0;  // keys that a token sees; 0: all
@@ -40,14 +43,18 @@ struct AttentionSpec {
 
     int q_dim() const { return num_heads * head_dim; }
     int kv_dim() const { return num_kv_heads * head_dim; }
+    int value_dim() const { return v_head_dim ? v_head_dim : head_dim; }
+    int v_dim() const { return num_kv_heads * value_dim(); }
+    int mixed_dim() const { return num_heads * value_dim(); }  // of what attention gives
     bool own_kv() const { return kv_owner < 0; }
-    int qkv_dim() const { return q_dim() + (own_kv() ? 2 * kv_dim() : 0); }
+    int qkv_dim() const { return q_dim() + (own_kv() ? kv_dim() + v_dim() : 0); }
 
     void check(const ModelSpec& model) const;
     std::vector<Divided> divided() const { return {{"attention heads", num_heads}}; }
     AttentionSpec local(Shard shard) const;
     CacheSpec cache() const;
-    CostSpec cost() const { return {.of_pair = int64_t{2} * q_dim()}; }
+    const char* only_on_cpus() const { return v_head_dim % 8 == 0 ? nullptr : "values of no multiple of 8 elements"; }
+    CostSpec cost() const { return {.of_pair = int64_t{q_dim()} + mixed_dim()}; }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -55,6 +62,7 @@ struct AttentionSpec {
         f("num_heads", &AttentionSpec::num_heads, "");
         f("num_kv_heads", &AttentionSpec::num_kv_heads, "");
         f("head_dim", &AttentionSpec::head_dim, "");
+        f("v_head_dim", &AttentionSpec::v_head_dim, "Elements of a head's value, at most head_dim; 0: head_dim.");
         f("softmax_scale", &AttentionSpec::softmax_scale, "");
         f("score_cap", &AttentionSpec::score_cap, "Scores s become score_cap * tanh(s / score_cap); 0: they stay.");
         f("sliding_window", &AttentionSpec::sliding_window, "Keys that a token sees; 0: all.");
@@ -67,7 +75,7 @@ struct AttentionSpec {
         f("out_bias", &AttentionSpec::out_bias, "");
         f("sinks", &AttentionSpec::sinks, "Each head has a number that joins the softmax of its scores.");
         f("output_gate", &AttentionSpec::output_gate, "Its result is multiplied by the sigmoid of a linear.");
-        f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope or turned_heads.");
+        f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope, turned_heads or layer_of_heads.");
         f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
         f("out_multiplier", &AttentionSpec::out_multiplier, "Multiplies what it adds.");
         f("inputs", &AttentionSpec::inputs, "It reads rows of so many times hidden_size.");

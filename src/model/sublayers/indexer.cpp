@@ -49,6 +49,11 @@ std::vector<LinearCall> Indexer::calls(int64_t hidden_size, int64_t q_rank) cons
             {.in_features = hidden_size, .out_features = spec_.num_heads, .adaptable = false}};
 }
 
+std::vector<Site> Indexer::sites() const {
+    if (spec_.shared) return {};
+    return {sites::index_q, sites::index_k, sites::index_weights};
+}
+
 template <class Tap>
 TensorView Indexer::choose(const Step<Tap>& s, const TensorView& x, const TensorView& q_latent) const {
     const TensorView slots = s.view(slots_);
@@ -62,21 +67,32 @@ TensorView Indexer::choose(const Step<Tap>& s, const TensorView& x, const Tensor
     ops::rms_norm(s.backend, {.x = key, .weight = k_norm_.prepared, .out = key, .eps = spec_.norm_eps});
     const TensorView keys = s.cache.index_keys(s.layer), scales = s.cache.index_scales(s.layer);
     const int group = s.cache.group(s.layer);
-    ops::qk_norm_rope_store_kv(s.backend, {.qkv = qk,
-                                           .cos_sin = s.ropes[static_cast<size_t>(rope_)],
-                                           .q_cos_sin = {},
-                                           .q_norm = {},
-                                           .k_norm = {},
-                                           .slot_mapping = s.batch.slot_mapping.select(0, group),
-                                           .k_cache = keys,
-                                           .v_cache = {},
-                                           .k_scales = scales,
-                                           .v_scales = {},
-                                           .num_heads = spec_.num_heads,
-                                           .num_kv_heads = 1,
-                                           .head_dim = spec_.head_dim,
-                                           .eps = spec_.norm_eps});
-    ops::choose_keys(s.backend, {.q = of_heads(qk, spec_.num_heads, spec_.head_dim, 0, spec_.head_dim),
+    RopeStoreParams store{.qkv = qk,
+                          .cos_sin = s.ropes[static_cast<size_t>(rope_)],
+                          .q_cos_sin = {},
+                          .q_norm = {},
+                          .k_norm = {},
+                          .slot_mapping = s.batch.slot_mapping.select(0, group),
+                          .k_cache = keys,
+                          .v_cache = {},
+                          .k_scales = scales,
+                          .v_scales = {},
+                          .num_heads = spec_.num_heads,
+                          .num_kv_heads = 1,
+                          .head_dim = spec_.head_dim,
+                          .eps = spec_.norm_eps};
+    const TensorView queries = of_heads(qk, spec_.num_heads, spec_.head_dim, 0, spec_.head_dim);
+    if constexpr (Tap::active) {
+        RopeStoreParams turn = store;
+        turn.slot_mapping = {};
+        ops::qk_norm_rope_store_kv(s.backend, turn);
+        s.tap_common(sites::index_q, queries, qk_);
+        s.tap_common(sites::index_k, of_heads(key, 1, spec_.head_dim, 0, spec_.head_dim), qk_);
+        s.tap_common(sites::index_weights, weights, weights_);
+        store.cos_sin = {};
+    }
+    ops::qk_norm_rope_store_kv(s.backend, store);
+    ops::choose_keys(s.backend, {.q = queries,
                                  .weights = weights,
                                  .k_cache = keys,
                                  .k_scales = scales,

@@ -90,7 +90,10 @@ void Latent::declare(ParamTable& table) {
 }
 
 std::vector<Site> Latent::sites() const {
-    return {sites::q_proj, sites::k_proj, sites::q_rope, sites::k_rope, sites::attention};
+    std::vector<Site> out{sites::q_proj, sites::k_proj, sites::q_rope, sites::k_rope, sites::attention};
+    if (indexer_)
+        for (const Site site : indexer_->sites()) out.push_back(site);
+    return out;
 }
 
 std::vector<LinearCall> Latent::calls() const {

@@ -46,16 +46,16 @@ inline int64_t elements_of(const std::vector<int64_t>& shape) {
 // The cache of one layer, and how its heads read it.
 struct CacheSpec {
     CacheKind kind = CacheKind::paged;
-    int num_heads = 0;                         // that read rows of blocks; 0 where there are none, as what follows
-    int num_kv_heads = 0, head_dim = 0;        // of a row
-    int value_dim = 0;                         // of a head's value, which is the end of its key where that is shorter
-    int index_dim = 0;                         // of a second row beside a latent, by which keys are chosen; 0: none
-    int top_k = 0;                             // rows that a token reads, chosen among those that it sees; 0: all
-    int sliding_window = 0;                    // rows that a token sees; 0: all
-    bool chunked = false;                      // the window does not slide: see AttentionSpec
-    bool two_way = false;                      // a token sees rows of those behind it, too
-    bool spans = true;                         // so do tokens of sequences of Batch::two_way_seqs
-    int owner = -1;                            // of a shared one: the earlier layer whose rows these are
+    int num_heads = 0;                   // that read rows of blocks; 0 where there are none, as what follows
+    int num_kv_heads = 0, head_dim = 0;  // of a row
+    int value_dim = 0;                   // of a head's value: the end of a latent, or the beginning of its own row
+    int index_dim = 0;                   // of a second row beside a latent, by which keys are chosen; 0: none
+    int top_k = 0;                       // rows that a token reads, chosen among those that it sees; 0: all
+    int sliding_window = 0;              // rows that a token sees; 0: all
+    bool chunked = false;                // the window does not slide: see AttentionSpec
+    bool two_way = false;                // a token sees rows of those behind it, too
+    bool spans = true;                   // so do tokens of sequences of Batch::two_way_seqs
+    int owner = -1;                      // of a shared one: the earlier layer whose rows these are
     std::vector<std::vector<int64_t>> states;  // the shapes of the tensors of a state, float32; empty: there is none
     int64_t log_columns = 0;  // of what a state reads of a token, which a log keeps of drafts: see StateLog
 
@@ -79,7 +79,7 @@ struct CacheSpec {
         f("num_kv_heads", &CacheSpec::num_kv_heads, "");
         f("head_dim", &CacheSpec::head_dim, "Elements of a key.");
         f("value_dim", &CacheSpec::value_dim,
-          "Elements of a value. Where it is shorter than its key, it is the end of that.");
+          "Elements of a value, which is the end of a latent, or the beginning of a row as long as a key.");
         f("index_dim", &CacheSpec::index_dim,
           "Elements of what keys are chosen by, beside a latent; 0: there is none.");
         f("top_k", &CacheSpec::top_k, "Tokens that a token reads, chosen among those that it sees; 0: all.");

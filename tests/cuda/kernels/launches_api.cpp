@@ -50,8 +50,8 @@ struct Launches {
         return {at, as<float>(), n, k, type, order, order == RowOrder::rope_pairs ? 128 : 0, format};
     }
     RopeStoreArgs rope(int head_dim) const {
-        return {as<float>(), as<float>(), as<float>(),   as<float>(), as<float>(), as<int64_t>(), at, at,   nullptr,
-                0,           0,           hidden / 1024, 8,           head_dim,    head_dim,      16, 1e-6f};
+        return {as<float>(), as<float>(), as<float>(),   as<float>(), as<float>(), as<int64_t>(), at,       at, nullptr,
+                0,           0,           hidden / 1024, 8,           head_dim,    head_dim,      head_dim, 16, 1e-6f};
     }
 
     void linear(Element type, WeightFormat format, int n, int k, int tokens) {
@@ -231,7 +231,7 @@ struct Launches {
         for (void* residual : {static_cast<void*>(nullptr), static_cast<void*>(at)})
             for (float* bias : {static_cast<float*>(nullptr), as<float>()})
                 for (int tokens : {1, many})
-                    expect(rms_norm({at, residual, as<float>(), bias, nullptr, at, hidden, hidden, hidden, tokens,
+                    expect(rms_norm({at, residual, as<float>(), bias, nullptr, at, hidden, hidden, hidden, tokens, 1,
                                      hidden, 1e-6f, 1, 1, type},
                                     nullptr),
                            "rms_norm");

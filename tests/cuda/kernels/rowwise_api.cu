@@ -17,10 +17,10 @@ static PackedWeight packed(const void* data, const float* bias, int n, int k, in
 extern "C" {
 
 int norm_rows(const void* x, void* residual, const float* weight, const float* bias, float* mean_square, void* out,
-              int64_t x_stride, int64_t residual_stride, int64_t out_stride, int num_tokens, int hidden_size, float eps,
-              float multiplier, float scale, int type) {
+              int64_t x_stride, int64_t residual_stride, int64_t out_stride, int num_tokens, int num_groups,
+              int hidden_size, float eps, float multiplier, float scale, int type) {
     return rms_norm({x, residual, weight, bias, mean_square, out, x_stride, residual_stride, out_stride, num_tokens,
-                     hidden_size, eps, multiplier, scale, static_cast<Element>(type)},
+                     num_groups, hidden_size, eps, multiplier, scale, static_cast<Element>(type)},
                     nullptr);
 }
 
@@ -34,7 +34,7 @@ int make_rope_table(const int* positions, const float* inv_freq, const int* axes
 int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_sin, const float* q_norm,
                const float* k_norm, const float* v_norm, const int64_t* slot_mapping, void* k_cache, void* v_cache,
                const void* q_turned, int64_t q_turned_stride, int64_t q_turned_head_stride, int num_heads,
-               int num_kv_heads, int head_dim, int rotary_dim, int block_size, float eps, int type) {
+               int num_kv_heads, int head_dim, int value_dim, int rotary_dim, int block_size, float eps, int type) {
     const RopeStoreArgs rope{cos_sin,
                              cos_sin,
                              q_norm,
@@ -49,6 +49,7 @@ int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_s
                              num_heads,
                              num_kv_heads,
                              head_dim,
+                             value_dim,
                              rotary_dim,
                              block_size,
                              eps};
