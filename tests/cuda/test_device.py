@@ -90,6 +90,11 @@ GOLDEN = (
     "gpt2",
     "phi2",
     "pythia",
+    "opt",
+    "gpt-j",
+    "falcon-7b",
+    "falcon-40b",
+    "mpt",
     # With experts:
     "granite-moe",
     "qwen3-vl-moe",
@@ -108,6 +113,7 @@ GOLDEN = (
     "dots1",
     "minimax-m2",
     "ernie4-5-moe",
+    "ling1",
     # With layers that have a state:
     "qwen3-5",
     "qwen3-5-text",
@@ -135,6 +141,7 @@ GOLDEN = (
     "glm-moe-dsa",
     "youtu",
     "mistral4",
+    "minicpm3",
 )
 
 # In 16 bits, too: those that together have all kernels. Facts that other golden models have do not depend on the dtype.
