@@ -285,8 +285,6 @@ def test_heads_and_norms_of_falcon(values, heads, blocks):
 def test_positions_of_opt_begin_behind_two():
     got = decoder_spec(make("opt", num_key_value_heads=4, max_position_embeddings=64), 64)
     assert (got.embedding_sum.num_positions, got.embedding_sum.position_offset) == (66, 2)
-    with pytest.raises(ConfigError, match="learned 64 positions"):
-        got.embedding_sum.check(65)
 
 
 def test_minicpm3_divides_its_width_among_values():

@@ -498,7 +498,10 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
 
 
 def _joined_heads(name: str, array: Array, config: LlamaConfig, rules: Rules) -> Iterator[tuple[str, Array]]:
-    """Of Falcon, by head of keys in the checkpoint and one part behind the other in the file; of Ling, apart there."""
+    """The heads of q, k and v of one tensor: Falcon's file has one part behind the other, and Ling's has three tensors.
+
+    Falcon's checkpoint has, for each head of keys, its queries, that head and its values.
+    """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     if rules.arch == "falcon":
         of_heads = array.reshape(kv_heads, -1, head_dim, *array.shape[1:])
