@@ -78,12 +78,6 @@ REFUSED: tuple[Refused, ...] = (
         "nemotronnas deci",
     ),
     Refused(
-        "BailingMoeForCausalLM",
-        "the names of Ling 1, whose scores of experts are a softmax; `norm_head`, which norms the lm_head",
-        "BailingMoeV2ForCausalLM",
-        "bailingmoe",
-    ),
-    Refused(
         "ApertusForCausalLM",
         'an activation with weights of its own (`hidden_act` "xielu")',
         "ArceeForCausalLM",
@@ -92,11 +86,6 @@ REFUSED: tuple[Refused, ...] = (
         "PhimoeForCausalLM",
         "a router that chooses its experts one after the other (SparseMixer)",
         "MixtralForCausalLM",
-    ),
-    Refused(
-        "MiniCPM3ForCausalLM",
-        "latent attention (`kv_lora_rank`) beside MiniCPM's multipliers",
-        "MiniCPMForCausalLM",
     ),
     Refused(
         "ChatGLMModel QWenLMHeadModel",
@@ -148,20 +137,17 @@ REFUSED: tuple[Refused, ...] = (
         "MixtralForCausalLM",
     ),
     Refused(
-        "GPTJForCausalLM",
-        "the names of GPT-J; its math is that of Phi-2, with RoPE that turns neighbours",
-        "PhiForCausalLM",
-    ),
-    Refused(
-        "OPTForCausalLM BioGptForCausalLM XGLMForCausalLM GPTNeoForCausalLM CTRLLMHeadModel",
-        "an activation that is ReLU (OPT), or other variants of GPT-2 with sine positions or local attention",
+        "BioGptForCausalLM XGLMForCausalLM GPTNeoForCausalLM CTRLLMHeadModel CodeGenForCausalLM",
+        "other variants of GPT-2, with sine positions or local attention, or with q, v and k in groups in one tensor "
+        "(CodeGen)",
         "GPT2LMHeadModel",
     ),
     Refused(
-        "FalconForCausalLM BloomForCausalLM MptForCausalLM",
-        "positions by ALiBi (`alibi`), or q, k and v side by side in one tensor",
-        "LlamaForCausalLM",
-        "refact",
+        "BloomForCausalLM RWForCausalLM GPTRefactForCausalLM",
+        "a norm of the embedding beside those of layers (Bloom), or ALiBi whose slopes are rounded (`alibi` of "
+        "RefinedWeb)",
+        "MptForCausalLM",
+        "refact refinedweb refinedwebmodel",
     ),
     Refused(
         "MiniCPMV",

@@ -43,7 +43,7 @@ WITHOUT_GOLDEN = {
             *("AttentionSpec.two_way=True", "MlpSpec.down_bias=True"),
             "PositionBiasSpec.num_buckets=set",
             *("ModelSpec.lm_head=False", "ModelSpec.stream_norms=all", "ModelSpec.stream_norms=embedding"),
-            *(f"EmbeddingSumSpec.{name}=set" for name in ("num_types", "position_offset")),
+            "EmbeddingSumSpec.num_types=set",
         ),
         _OF_ENCODERS,
     ),
@@ -59,6 +59,7 @@ WITHOUT_GOLDEN = {
     "MlpSpec.activation=sigmoid": _NOT_OF_MLPS,
     "OwnVectorsSpec.activation=sigmoid": _NOT_OF_MLPS,
     "OwnVectorsSpec.activation=silu": _ONLY_GELU,
+    "OwnVectorsSpec.activation=relu": _ONLY_GELU,
     "OwnVectorsSpec.activation=relu2": _ONLY_GELU,
     "OwnVectorsSpec.activation=clamped_swiglu": _ONLY_GELU,
 }

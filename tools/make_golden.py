@@ -19,7 +19,8 @@ Optional keys of an entry:
 - `transformers`: for a family whose code is on the hub and not in transformers, how to say the same math there:
   `config` (keys that replace those of `config`), `names` (their parts of names and ours, replaced in this order),
   `qkv` (the name of the one tensor of q, k and v, and how many groups of heads take turns in its rows),
-  `unit_rows` (tensors whose rows are divided by their lengths) and `unused` (tensors of the file that no math reads).
+  `unit_rows` and `unit_columns` (tensors whose rows or columns are divided by their lengths), and `unused` (tensors of
+  the file that no math reads).
 
 All is computed in float32 from the weights as stored, with eager attention; greedy tokens by full recomputation. Rope
 types whose frequencies depend on the length in transformers are frozen at those for max_model_len tokens, see
@@ -138,8 +139,9 @@ def their_weights(weights: dict[str, Any], shapes: Shapes, hub: dict[str, Any]) 
                 theirs[part] = rows.reshape(-1, shape[1])
         elif our_name(name, hub) in weights:
             theirs[name] = weights[our_name(name, hub)]
-    for name in hub.get("unit_rows", ()):
-        theirs[name] = theirs[name] / np.linalg.norm(theirs[name], axis=1, keepdims=True)
+    for key, axis in (("unit_rows", 1), ("unit_columns", 0)):
+        for name in hub.get(key, ()):
+            theirs[name] = theirs[name] / np.linalg.norm(theirs[name], axis=axis, keepdims=True)
     return theirs
 
 
@@ -234,7 +236,7 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
     """Make the frequencies those of `max_model_len` tokens, whatever the length of the input."""
     text, config = text_model(model), model.config.get_text_config()
     rotary = getattr(text, "pos_emb", None) or getattr(text, "rotary_emb", None)  # LFM2's experts have the other name
-    if rotary is not None and rotary.rope_type in ("dynamic", "longrope"):
+    if getattr(rotary, "rope_type", None) in ("dynamic", "longrope"):
         inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
             config, torch.device("cpu"), seq_len=max_model_len
         )

@@ -71,9 +71,10 @@ cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
 
 // ---- act_mul ----------------------------------------------------------------------------------------------------
 
-// gelu or quick_gelu of a stored value, times up. No linear joins them, so they are here alone.
+// gelu, quick_gelu or relu of a stored value, times up. No linear joins them, so they are here alone.
 __device__ __forceinline__ float apart_mul(Activation activation, float gate, float up) {
     if (activation == Activation::quick_gelu) return __fmul_rn(gate / (1.0f + expf(__fmul_rn(gate, -1.702f))), up);
+    if (activation == Activation::relu) return __fmul_rn(gate < 0.0f ? 0.0f : gate, up);  // a NaN stays one
     return __fmul_rn(__fmul_rn(gate, __fmul_rn(0.5f, erfcf(__fmul_rn(gate, -0.70710678f)))), up);
 }
 template <class T>

@@ -367,11 +367,12 @@ def load_weights(
     def read(name: str) -> tuple[npt.NDArray[Any], str]:
         """A parameter, in the dtype that it keeps."""
         array, kept = read_stored(name)
-        if not sources[name].unit_rows:
+        if not sources[name].unit:
             return array, kept
-        rows = convert(array, kept, "float32", name=name)
-        rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
-        return convert(rows, "float32", dtype, name=name), dtype
+        matrix = convert(array, kept, "float32", name=name)
+        axis = 1 if sources[name].unit == "rows" else 0
+        matrix /= np.maximum(np.linalg.norm(matrix, axis=axis, keepdims=True), np.float32(1e-12))
+        return convert(matrix, "float32", dtype, name=name), dtype
 
     def read_stored(name: str) -> tuple[npt.NDArray[Any], str]:
         source = sources[name]
@@ -409,7 +410,7 @@ def load_weights(
             native = {
                 name: partial(checkpoint.load_blocks, engine, name, sources[name], type_name)
                 for name, type_name in kept_blocks.items()
-                if not sources[name].unit_rows
+                if not sources[name].unit
             }
             expected_native = checkpoint.native_weights(linears, sources, native_on)
             _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import rotary_dim, shapes_of
 from infinilm.config.sublayers.layer_shapes import LayerShape
 
-__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "has_mtp_head", "has_mtp_lm_head"]
+__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "has_mtp_head", "has_mtp_lm_head", "names_of"]
 
 Shape = tuple[int, ...]
 
@@ -58,8 +58,9 @@ class Source:
         The number of matrices of equal size that these rows are, each of them transposed. 0: none is.
     column_order : numpy.ndarray, optional
         Which column of the tensor each of the parameter is.
-    unit_rows : bool
-        The parameter is these rows divided by their lengths, which is left to who reads them.
+    unit : str
+        The parameter is a matrix of which the "rows" or the "columns" are divided by their lengths, which is left to
+        who reads it. "": it is as it is.
     """
 
     tensor: str
@@ -71,7 +72,7 @@ class Source:
     step: int = 1
     transposed: int = 0
     column_order: npt.NDArray[np.int64] | None = None
-    unit_rows: bool = False
+    unit: Literal["", "rows", "columns"] = ""
 
     @property
     def places(self) -> slice:
@@ -140,12 +141,17 @@ def find_tensors(
     """
     if config is None:
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
-    family = family_of(config.architecture)
-    names, pairs = family.names, family.rope_pairs
+    names, pairs = names_of(config), family_of(config.architecture).rope_pairs
     if all(name in stored for name in OF_MISTRAL_OWN):
         names, pairs = MISTRAL_OWN, "neighbours"
     order = order_of_pairs(config.head_dim, rotary_dim(config)) if pairs == "neighbours" else None
     return find_by_names(names, order, shapes_of(config), expected, stored, rows_by_head(config, names))
+
+
+def names_of(config: ModelConfig) -> TensorNames:
+    """How the checkpoints of a model call its tensors: as its family does, but for what the configuration says."""
+    names = family_of(config.architecture).names
+    return replace(names, unit_head="columns") if config.norm_head else names
 
 
 def find_by_names(
@@ -328,12 +334,12 @@ def _outside(files: _Files, parameter: _Parameter) -> _Found | None:
     name, shape = parameter.name, parameter.shape
     prefix = files.model if name.startswith("model.") else files.head
     tensor = f"{prefix}{files.names.outside.get(parameter.module, parameter.module)}{parameter.kind}"
-    unit_rows = files.names.unit_head and name == "lm_head.weight"
+    unit = files.names.unit_head if name == "lm_head.weight" else ""
     if isinstance(files.stored, Mapping) and tensor in files.stored:
         kernel = files.stored[tensor].shape
         if len(kernel) > 2 and (kernel[0], math.prod(kernel[1:])) == shape:
             shape = kernel  # a convolution whose steps are as long as its kernel is a linear
-    return Source(tensor, 0, shape[0], unit_rows=unit_rows), shape
+    return Source(tensor, 0, shape[0], unit=unit), shape
 
 
 def _lm_head_of_head(files: _Files, parameter: _Parameter) -> _Found | None:

@@ -42,6 +42,7 @@ class ModelFields(
     rms_norm_eps: float = 1e-6
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
+    norm_head: bool = False
     type_vocab_size: int = 0
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

@@ -182,6 +182,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "gelu_new": "gelu_tanh",
         "gelu": "gelu",
         "quick_gelu": "quick_gelu",
+        "relu": "relu",
         "relu2": "relu2",
     }
 )
@@ -211,7 +212,8 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
     parallel = family.parallel_blocks
     if parallel == "use_parallel_residual":
-        parallel = "own_norms" if config.use_parallel_residual else "no"
+        parallel = "one_norm" if config.num_ln_in_parallel_attn == 1 else "own_norms"
+        parallel = parallel if config.use_parallel_residual else "no"
     mlp = partial(MlpSpec, gated=family.gated_mlp, down_bias=family.down_bias, activation=activation)
     # The norm that an MLP reads takes the multiplier of its gate, and so up has it, too.
     of_gate, of_mlp = multipliers("mlp_multipliers", config.mlp_multipliers, 2)
@@ -286,10 +288,12 @@ def _position_offset(family: Family, config: ModelFields) -> int:
 
 
 def _embedding_sum(family: Family, config: ModelFields) -> EmbeddingSumSpec | None:
-    num_positions = config.max_position_embeddings if family.positions.startswith("learned") else 0
+    is_learned = family.positions.startswith("learned")
+    num_positions = config.max_position_embeddings + family.unused_positions if is_learned else 0
     if not num_positions and not config.type_vocab_size:
         return None
-    return EmbeddingSumSpec(num_positions, _position_offset(family, config), config.type_vocab_size)
+    first = family.unused_positions + _position_offset(family, config)
+    return EmbeddingSumSpec(num_positions, first, config.type_vocab_size)
 
 
 def _position_bias(family: Family, config: ModelFields, max_model_len: int) -> PositionBiasSpec | None:

@@ -262,7 +262,7 @@ class Architecture:
     layers : str
         What layers have that a module of its own reads from the metadata: "latent", "state", "conv", "mamba" or
         nothing.
-    renamed : Mapping of str to str
+    renamed : Mapping of str to str, or to several
         As `TensorNames` has it, behind the names of `layer_names`.
     gated_q, delta_by_head : bool
         As `TensorNames` has them.
@@ -291,7 +291,7 @@ class Architecture:
     local_rope: bool = False
     shaped_layers: bool = False
     layers: Literal["", "latent", "state", "conv", "mamba"] = ""
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     gated_q: bool = False
     delta_by_head: bool = False
     tiled_heads: bool = False
@@ -456,6 +456,26 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "!logit_scale": {"dim_model_base": 256},
             },
         ),
+        "bailingmoe": Architecture(
+            "bailing_moe",
+            rope_pairs="neighbours",
+            keys={**_DEEPSEEK_KEYS, "expert_weights_scale": ""},
+            defaults={"first_k_dense_replace": 0, "n_shared_experts": 0, "norm_topk_prob": False},
+        ),
+        # Its multipliers are those of the 4B model, and no key says them.
+        "minicpm3": Architecture(
+            "minicpm3", layers="latent", defaults={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+        ),
+        # Q, k and v are one behind the other. With two norms, that of attention is the second one.
+        "falcon": Architecture(
+            "falcon",
+            biases=_LLAMA_BIASES,
+            defaults={"use_parallel_residual": True, "num_ln_in_parallel_attn": 1},
+            where={"tensor attn_norm_2.weight": {"num_ln_in_parallel_attn": 2}},
+            layer_names={"attn_norm": "attn_norm", "attn_norm_2": "attn_norm_2"},
+            renamed={"input_layernorm": ("attn_norm_2", "attn_norm"), "post_attention_layernorm": "attn_norm"},
+        ),
+        "mpt": Architecture("mpt", neutral={"attention.max_alibi_bias": (8.0,)}),
         # Keys as the family has them: intermediate_size is that of experts, and of the expert of all tokens. Which
         # layers have experts is seen in their tensors. A file says nothing of the chunks of attention, or, with
         # 0, that there are none, which is refused.

@@ -26,6 +26,8 @@ def latent_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[di
     kv_rank = size("attention.kv_lora_rank")
     rope_dim = size("rope.dimension_count")
     of_latent = "attention.key_length_mla" in rest
+    if "attention.value_length" not in rest and not of_latent:  # of MiniCPM 3, whose heads of values are as usual
+        rest["attention.value_length"] = rest.get("embedding_length", 0) // max(rest.get("attention.head_count", 0), 1)
     k_dim, v_dim = size("attention.key_length"), size("attention.value_length")
     if of_latent:
         if (k_dim, v_dim) != (kv_rank + rope_dim, kv_rank):

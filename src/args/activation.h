@@ -7,12 +7,12 @@ namespace infinilm {
 // Gimpel 2016). clamped_swiglu is that of gpt-oss: gate is at most 7 and up in [-7, 7], and
 // out = gate / (1 + e^(-1.702 gate)) * (up + 1). relu2(x) = max(x, 0)^2 (So et al. 2021). sigmoid(x) = 1 / (1 + e^-x)
 // is of gates alone, not of an MLP. gelu(x) = x / 2 * (1 + erf(x / sqrt(2))), of which gelu_tanh is an approximation,
-// and quick_gelu(x) = x / (1 + e^(-1.702 x)) another.
-enum class Activation : int { silu, gelu_tanh, clamped_swiglu, relu2, sigmoid, gelu, quick_gelu };
+// and quick_gelu(x) = x / (1 + e^(-1.702 x)) another. relu(x) = max(x, 0).
+enum class Activation : int { silu, gelu_tanh, clamped_swiglu, relu2, sigmoid, gelu, quick_gelu, relu };
 
 // Whether the op act_mul alone computes it, and no linear of gate and up.
 constexpr bool is_apart(Activation activation) {
-    return activation == Activation::gelu || activation == Activation::quick_gelu;
+    return activation == Activation::gelu || activation == Activation::quick_gelu || activation == Activation::relu;
 }
 
 }  // namespace infinilm

@@ -16,6 +16,7 @@ constexpr std::string_view name(Activation activation) {
         case Activation::sigmoid: return "sigmoid";
         case Activation::gelu: return "gelu";
         case Activation::quick_gelu: return "quick_gelu";
+        case Activation::relu: return "relu";
     }
     return "?";
 }

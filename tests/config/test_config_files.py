@@ -30,8 +30,9 @@ def test_every_golden_configuration_is_read(name, caplog):
         }
     assert config.dtype == text.get("dtype", text.get("torch_dtype"))
     for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
-        other = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer"}.get(key, key)
-        assert getattr(config, key) == text.get(key, text.get(other, text.get("num_layers")))
+        others = {"hidden_size": ("n_embd", "d_model"), "num_hidden_layers": ("n_layer", "n_layers", "num_layers")}
+        said = next(text[other] for other in (key, *others.get(key, ())) if other in text)
+        assert getattr(config, key) == said
     assert config.architectures == raw["architectures"]
     assert config.model_type == family_of_model_type(raw["model_type"]).model_type
     assert config == AutoConfig.from_pretrained(str(folder)) == LlamaConfig.from_dict(config.to_dict())

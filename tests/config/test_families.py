@@ -237,6 +237,16 @@ def test_some_families_normalise_q_and_k():
         ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope must be True in KimiLinearForCausalLM"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx must be False or None"),
         ("llama", {"use_parallel_residual": True}, "attention and MLP run one after the other"),
+        ("gpt_neox", {"num_ln_in_parallel_attn": 1}, "how many norms attention and MLP have is no choice"),
+        ("falcon", {"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn must be 1 or 2; got 3"),
+        ("falcon", {"alibi": True}, "alibi is True, but only .* positions come from RoPE only"),
+        ("falcon", {"multi_query": "yes"}, "multi_query must be True or False; got 'yes'"),
+        ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim is 16 and hidden_size is 32; only embeddings as"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before must be True in OPTForCausalLM"),
+        ("mpt", {"attn_config": 3}, "attn_config must be an object; got 3"),
+        ("mpt", {"attn_config": {"clip_qkv": 6}}, "attn_config: clip_qkv must be None in MptForCausalLM; got 6"),
+        ("mpt", {"attn_config": {"alibi": False}}, "attn_config: alibi must be True in MptForCausalLM; got False"),
+        ("llama", {"norm_head": True}, "the lm_head of this family counts as it is"),
         (
             "falcon_h1",
             {"mamba_n_heads": 4, "mlp_multipliers": [1]},
@@ -285,6 +295,35 @@ def test_mlps_of_gpt2_are_four_times_as_wide():
     assert LlamaConfig(model_type="gpt2", n_embd=64, n_inner=24).intermediate_size == 24
 
 
+@pytest.mark.parametrize(
+    ("values", "heads", "blocks"),
+    [
+        ({}, 1, (True, False)),
+        ({"num_kv_heads": 4}, 1, (True, False)),  # as published files of 7B say
+        ({"multi_query": False}, 4, (True, False)),
+        ({"multi_query": False, "parallel_attn": False}, 4, (False, False)),
+        ({"new_decoder_architecture": True, "n_head_kv": 2}, 2, (True, True)),
+        ({"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}, 2, (True, False)),
+    ],
+)
+def test_heads_and_norms_of_falcon(values, heads, blocks):
+    config = LlamaConfig.from_dict({"model_type": "falcon", **SMALL, **values})
+    got = decoder_spec(config, 8)
+    assert got.layers[0].mixer.num_kv_heads == heads
+    assert (got.parallel_blocks, got.parallel_norms) == blocks
+    assert LlamaConfig.from_dict(config.to_dict()) == config
+
+
+def test_positions_of_opt_begin_behind_two():
+    got = decoder_spec(make("opt", num_key_value_heads=4, max_position_embeddings=64), 64)
+    assert (got.embedding_sum.num_positions, got.embedding_sum.position_offset) == (66, 2)
+
+
+def test_minicpm3_divides_its_width_among_values():
+    config = LlamaConfig(model_type="minicpm3", hidden_size=96, num_attention_heads=4, scale_emb=3, num_layers=4)
+    assert config.v_head_dim == 24 and config.embedding_multiplier == 3
+
+
 @pytest.mark.parametrize(("parallel", "blocks"), [(True, (True, True)), (False, (False, False))])
 def test_attention_beside_an_mlp_with_a_norm_of_its_own(parallel, blocks):
     got = decoder_spec(make("gpt_neox", num_key_value_heads=4, use_parallel_residual=parallel), 8)
@@ -321,8 +360,8 @@ def test_lookups_name_what_is_unknown():
         ("t5", "an encoder beside the decoder"),
         ("mamba2", "models without attention"),
         ("falcon_mamba", "Mamba of the first kind"),
-        ("opt", "ReLU"),
-        ("bloom", "ALiBi"),
+        ("codegen", "in groups in one tensor"),
+        ("bloom", "a norm of the embedding"),
     ],
 )
 def test_unsupported_models_are_told_why(name: str, reason: str) -> None:

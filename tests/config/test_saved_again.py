@@ -30,7 +30,7 @@ def longer(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     """With so many layers, whose kinds are repeated; the last is as it was."""
     config = copy.deepcopy(config)
     text = config.get("text_config", config)
-    for key in ("num_layers", "n_layer"):
+    for key in ("num_layers", "n_layer", "n_layers"):
         text.pop(key, None)
     text["num_hidden_layers"] = num_layers
     for key in OF_EACH_LAYER:

@@ -366,7 +366,7 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
             x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
             gate, up = exact[:, :width], exact[:, width:]
             for number, activation in enumerate(
-                ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu")
+                ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu", "relu")
             ):
                 dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
                 alone, apart = of(gpu, x[:, :width], kind, pad), of(gpu, x[:, width:], kind, 8)

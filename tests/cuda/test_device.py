@@ -91,6 +91,11 @@ GOLDEN = (
     "gpt2",
     "phi2",
     "pythia",
+    "opt",
+    "gpt-j",
+    "falcon-7b",
+    "falcon-40b",
+    "mpt",
     # With experts:
     "granite-moe",
     "qwen3-vl-moe",
@@ -111,6 +116,7 @@ GOLDEN = (
     "mimo-v2",
     "minimax-m2",
     "ernie4-5-moe",
+    "ling1",
     # With layers that have a state:
     "qwen3-5",
     "qwen3-5-text",
@@ -138,6 +144,7 @@ GOLDEN = (
     "glm-moe-dsa",
     "youtu",
     "mistral4",
+    "minicpm3",
 )
 
 # In 16 bits, too: those that together have all kernels. Facts that other golden models have do not depend on the dtype.

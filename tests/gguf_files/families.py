@@ -266,6 +266,19 @@ FAMILIES = {
         keys={"leading_dense_block_count": 2, "expert_shared_count": 0, "expert_feed_forward_length": 72},
         known={"rope_interleave": True, "bos_token_id": 1, "eos_token_id": 2},
     ),
+    "minicpm3": Rules(
+        "minicpm3", keys={"attention.value_length": None}, known={"scale_emb": 12, "dim_model_base": 256}, split=False
+    ),
+    "falcon-7b": Rules("falcon"),
+    "falcon-40b": Rules("falcon", known={"ffn_hidden_size": 136}),
+    "mpt": Rules("mpt", keys={"attention.max_alibi_bias": 8.0}),
+    "ling1": Rules(
+        "bailingmoe",
+        permuted=True,
+        keys={**_EXPERTS, "expert_shared_count": "n_shared_experts", "expert_weights_scale": 1.0}
+        | {"expert_weights_norm": "norm_topk_prob", "leading_dense_block_count": "first_k_dense_replace"},
+        known={"norm_head": False},
+    ),
     "lfm2": Rules("lfm2", keys=_LFM2),
     "granite-h": Rules("granitehybrid", permuted=True, keys={**_SCALES, **_MAMBA, "rope.scaling.finetuned": False}),
     "granite-h-moe": Rules(
@@ -362,8 +375,9 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
     }
     if "linear_num_value_heads" in text:
         said["ssm.inner_size"] = text["linear_num_value_heads"] * text["linear_value_head_dim"]
-    if rules.arch in ("deepseek2", "deepseek32", "glm-dsa"):
-        said |= latent_metadata(text, scaling, split=rules.split)
+    if "kv_lora_rank" in text:
+        of_values = {} if text.get("v_head_dim") else {"v_head_dim": full.v_head_dim}
+        said |= latent_metadata({**text, **of_values}, scaling, split=rules.split)
     mixers = [layer.mixer for layer in decoder_spec(full, 256).layers]
     mamba = next((mixer for mixer in mixers if isinstance(mixer, MambaSpec)), None)
     if mamba:
@@ -470,6 +484,9 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                     rows = np.ascontiguousarray(part).reshape(-1, array.shape[1])
                     yield name.replace("wqkv", which), rows if which == "wv" else interleave(rows, head_dim)
                 continue
+            if "query_key_value" in name:
+                yield from _joined_heads(name, array, LlamaConfig.from_dict(config), rules)
+                continue
             if name.endswith("e_score_correction_bias"):
                 yield name.replace("_bias", ".bias"), array  # ERNIE's is the one row of a matrix
                 continue
@@ -489,6 +506,22 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             yield f"{name}.weight" if name.endswith("sinks") else name, array
     for name, arrays in experts.items():
         yield name, np.stack(arrays)
+
+
+def _joined_heads(name: str, array: Array, config: LlamaConfig, rules: Rules) -> Iterator[tuple[str, Array]]:
+    """The heads of q, k and v of one tensor: Falcon's file has one part behind the other, and Ling's has three tensors.
+
+    Falcon's checkpoint has, for each head of keys, its queries, that head and its values.
+    """
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    if rules.arch == "falcon":
+        of_heads = array.reshape(kv_heads, -1, head_dim, *array.shape[1:])
+        parts = of_heads[:, :-2], of_heads[:, -2], of_heads[:, -1]
+        yield name, np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+        return
+    for which, rows in zip("qkv", np.split(array, np.cumsum([heads, kv_heads]) * head_dim), strict=True):
+        own = rows if which == "v" else interleave(rows, head_dim)
+        yield name.replace("attention.query_key_value", f"self_attn.{which}_proj"), own
 
 
 def _to_halves(array: Array, heads: int, factor: float) -> Array:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from reference.ops import Array, load, store
+from reference.ops import ACTIVATIONS, Array, load, store
 
 from ops import support
 from ops.support import Rows, backend, batches, each_dtype, each_isa, every_backend, linear_cases, rows
@@ -43,7 +43,7 @@ def test_matches_the_oracle(
 
 
 @every_backend
-@given(data=st.data(), case=rows(), activation=st.sampled_from(("gelu", "gelu_tanh", "quick_gelu", "relu2", "silu")))
+@given(data=st.data(), case=rows(), activation=st.sampled_from(tuple(ACTIVATIONS)))
 def test_an_activation_behind_it(
     isa: str, dtype: str, threads: int, data: st.DataObject, case: Rows, activation: str
 ) -> None:

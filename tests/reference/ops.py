@@ -113,6 +113,11 @@ def quick_gelu(x: F64) -> F64:
     return x * _sigmoid(1.702 * x)
 
 
+def relu(x: F64) -> F64:
+    """max(x, 0)."""
+    return np.maximum(x, 0)
+
+
 def relu2(x: F64) -> F64:
     """max(x, 0)^2."""
     return np.square(np.maximum(x, 0))
@@ -121,6 +126,7 @@ def relu2(x: F64) -> F64:
 ACTIVATIONS = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
+    "relu": relu,
     "relu2": relu2,
     "gelu": gelu,
     "quick_gelu": quick_gelu,

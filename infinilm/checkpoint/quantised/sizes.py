@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from infinilm import _core
 from infinilm.checkpoint.draft_heads import is_of_head
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-from infinilm.checkpoint.sources import find_tensors
-from infinilm.config.families import family_of
+from infinilm.checkpoint.sources import find_tensors, names_of
 from infinilm.config.json.model_config import ModelConfig
 
 __all__ = ["dtype_of_quantised", "packed_bytes", "plain_size", "sums_of_parts"]
@@ -62,12 +61,12 @@ def packed_bytes(
 
 
 def plain_size(part: _core.ModelSpec, config: ModelConfig, kept: str, head: str, sharing: int) -> int:
-    """Return the bytes of plain weights in the dtype `kept`; an lm_head whose rows get length 1 is in the dtype `head`.
+    """Return the bytes of plain weights in the dtype `kept`.
 
-    `sharing`: ranks that each have their part.
+    `head`: the dtype of an lm_head whose rows or columns get length 1. `sharing`: ranks that each have their part.
     """
     size = _core.weight_bytes(part, kept, sharing)
-    if family_of(config.architecture).names.unit_head and head != kept:
+    if names_of(config).unit_head and head != kept:
         name = "lm_head.weight"  # other stages have none, nor where embeddings are tied
         size += (_core.param_bytes(part, head).get(name, 0) - _core.param_bytes(part, kept).get(name, 0)) // sharing
     return size

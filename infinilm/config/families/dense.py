@@ -32,6 +32,7 @@ __all__ = [
     "HUNYUAN_IGNORED",
     "HUNYUAN_ROPE_TYPES",
     "HUNYUAN_SWITCHES",
+    "MINICPM_KEYS",
     "MINISTRAL3_ROPE_INERT",
 ]
 
@@ -40,6 +41,13 @@ _ERNIE_BIAS: Mapping[str, tuple[str, ...]] = {"use_bias": ("attention_bias", "ml
 MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
 
 GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"})
+
+MINICPM_KEYS = frozenset(
+    {
+        *("embedding_multiplier", "residual_multiplier", "logits_scaling"),
+        *("scale_emb", "scale_depth", "dim_model_base"),
+    }
+)
 
 HUNYUAN_ROPE_TYPES: Mapping[str, str] = {"dynamic": "ntk_alpha"}
 # Attention of other kinds, which published checkpoints do not have.
@@ -361,12 +369,7 @@ DENSE_FAMILIES: tuple[Family, ...] = (
         architecture="MiniCPMForCausalLM",
         model_type="minicpm",
         defaults={"tie_word_embeddings": True},
-        keys=frozenset(
-            {
-                *("embedding_multiplier", "residual_multiplier", "logits_scaling"),
-                *("scale_emb", "scale_depth", "dim_model_base"),
-            }
-        ),
+        keys=MINICPM_KEYS,
         fixed_keys={"sparse_config": None},
         ignored_keys=frozenset({"mup_denominator"}),
     ),

@@ -63,6 +63,12 @@ _GRANITE_MOE: Mapping[str, Any] = {
     "other_keys": EXPERT_COUNT,
 }
 
+_BAILING_KEYS: Mapping[str, tuple[str, ...]] = {
+    "num_shared_experts": ("n_shared_experts",),
+    "use_qkv_bias": ("attention_bias",),
+}
+_BAILING_IGNORED = frozenset({"output_dropout", "max_window_layers"})
+
 EXPERT_FAMILIES: tuple[Family, ...] = (
     # Weights are a softmax of logits.
     Family(
@@ -172,6 +178,32 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
         names=QWEN_MOE,
         keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
         other_keys=EXPERT_COUNT,
+    ),
+    Family(  # Ling 1
+        architecture="BailingMoeForCausalLM",
+        model_type="bailing_moe",
+        defaults={
+            "vocab_size": 30592,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 16384,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "pad_token_id": 126081,
+            "bos_token_id": (),
+            "eos_token_id": (126081,),
+        },
+        out_bias=False,
+        routing=Routing(shared_gate=False),
+        names=BAILING_MOE,
+        keys=DEEPSEEK_KEYS - {"n_group", "topk_group", "routed_scaling_factor"} | {"norm_head"},
+        other_keys=_BAILING_KEYS,
+        fixed_keys={"use_bias": False, "norm_softmax": (False, None)},
+        # Its attention has no windows, whatever these say.
+        ignored_keys=_BAILING_IGNORED | {"sliding_window", "use_sliding_window"},
     ),
     # Norms as OLMo 2 has them.
     Family(
@@ -352,7 +384,7 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
         routing=DEEPSEEK_ROUTING,
         names=BAILING_MOE,
         keys=DEEPSEEK_KEYS | {"partial_rotary_factor", "use_qk_norm"},
-        other_keys={"num_shared_experts": ("n_shared_experts",), "use_qkv_bias": ("attention_bias",)},
+        other_keys=_BAILING_KEYS,
         fixed_keys={
             "score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
@@ -360,12 +392,8 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
             "norm_head": (False, None),
             "use_rmsnorm": True,
         },
-        ignored_keys=frozenset(
-            {
-                *("moe_shared_expert_intermediate_size", "router_dtype", "mtp_loss_scaling_factor", "output_dropout"),
-                "max_window_layers",
-            }
-        ),
+        ignored_keys=_BAILING_IGNORED
+        | {"moe_shared_expert_intermediate_size", "router_dtype", "mtp_loss_scaling_factor"},
     ),
     # Windows of most layers, and RoPE in these alone.
     Family(

@@ -76,11 +76,12 @@ class Family:
     # Positions are those of RoPE, none, or learned: a row for each, those of a text from the first on, or behind that
     # of the token that pads.
     positions: Literal["rope", "none", "learned", "learned_behind_padding"] = "rope"
+    unused_positions: int = 0  # learned ones before that of a text's first token, beyond max_position_embeddings
     # What is added to scores by the distance of a key: a learned bias by buckets of distances, or ALiBi.
     position_bias: Literal["none", "buckets", "alibi"] = "none"
     label_head: LabelHead = SCORE  # of its class `...ForSequenceClassification`
     # Attention and MLP read the same residual stream, through one norm or through a norm of their own each; or the key
-    # `use_parallel_residual` says whether they do, through norms of their own.
+    # `use_parallel_residual` says whether they do, and `num_ln_in_parallel_attn` through how many norms.
     parallel_blocks: Literal["no", "one_norm", "own_norms", "use_parallel_residual"] = "no"
     lm_head_bias: bool = False
     lone_sublayers: bool = False  # a layer is a mixer, an MLP or experts alone, as layer_types says

@@ -11,7 +11,7 @@ from infinilm.config.families.defaults import (
     GLM4_MOE_LITE_DEFAULTS,
     MINISTRAL3_DEFAULTS,
 )
-from infinilm.config.families.dense import MINISTRAL3_ROPE_INERT
+from infinilm.config.families.dense import MINICPM_KEYS, MINISTRAL3_ROPE_INERT
 from infinilm.config.families.experts import DEEPSEEK_FIXED, DEEPSEEK_ROUTING, ROUTED_COUNT
 from infinilm.config.families.family import Family
 from infinilm.config.families.names import DEEPSEEK_MOE
@@ -141,6 +141,28 @@ LATENT_FAMILIES: tuple[Family, ...] = (
         # Here head_dim is that of a query, of which RoPE turns a part.
         ignored_keys=frozenset({"head_dim"}),
         rope_inert=MINISTRAL3_ROPE_INERT | {"partial_rotary_factor"},
+    ),
+    Family(  # with MiniCPM's multipliers
+        architecture="MiniCPM3ForCausalLM",
+        model_type="minicpm3",
+        defaults={
+            "vocab_size": 73448,
+            "hidden_size": 2560,
+            "intermediate_size": 6400,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 40,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 1.4 / 62**0.5,
+            "logits_scaling": 10.0,
+        },
+        keys=(LATENT_KEYS - {"rope_interleave"}) | MINICPM_KEYS,
     ),
     Family(
         architecture="YoutuForCausalLM",

@@ -27,6 +27,7 @@ __all__ = [
     "ERNIE_MOE",
     "EXAONE",
     "EXAONE_MOE",
+    "FALCON",
     "FALCON_H1",
     "GATED_Q",
     "GEMMA3",
@@ -37,6 +38,7 @@ __all__ = [
     "GLM4V_MOE",
     "GPT2",
     "GPT_BIGCODE",
+    "GPT_J",
     "GPT_NEOX",
     "GPT_OSS",
     "GRANITE_HYBRID",
@@ -63,9 +65,11 @@ __all__ = [
     "MIXTRAL",
     "MODERN_BERT",
     "MPNET",
+    "MPT",
     "NEMOTRON_H",
     "NOMIC_BERT",
     "OF_MISTRAL_OWN",
+    "OPT",
     "PHI",
     "PHI3",
     "QWEN3_5",
@@ -121,8 +125,9 @@ class TensorNames:
         Modules of the files whose matrices are [inputs, outputs].
     by_head : tuple of ByHead
         Tensors whose rows stand head by head.
-    unit_head : bool
-        The rows of lm_head count as divided by their lengths, which those of the files are not.
+    unit_head : str
+        The "rows" or the "columns" of lm_head count as divided by their lengths, which those of the files are not. "":
+        it counts as it is.
     later_layers : bool
         There may be layers behind the last, which guess at later tokens. The first of them is the MTP head, which is
         read if it drafts; others are not.
@@ -153,7 +158,7 @@ class TensorNames:
     stacked_as: Literal["rows", "columns", "columns_in_turn"] = "rows"
     transposed: frozenset[str] = frozenset()
     by_head: tuple[ByHead, ...] = ()
-    unit_head: bool = False
+    unit_head: Literal["", "rows", "columns"] = ""
     later_layers: bool = False
     mtp: Mapping[str, str] = field(default_factory=dict)
     mtp_hidden_first: bool = False
@@ -217,7 +222,7 @@ GLM = TensorNames(joined=_GATE_UP)
 
 BAICHUAN = TensorNames(joined={"self_attn.W_pack": _QKV["self_attn.qkv_proj"]})
 
-BAICHUAN2 = TensorNames(joined=BAICHUAN.joined, unit_head=True)
+BAICHUAN2 = TensorNames(joined=BAICHUAN.joined, unit_head="rows")
 
 EXAONE = TensorNames(
     (("transformer.", ""),),
@@ -673,6 +678,60 @@ GPT_NEOX = TensorNames(
         "mlp.down_proj": "mlp.dense_4h_to_h",
     },
     by_head=(ByHead("attention.query_key_value", _qkv_of_head),),
+)
+
+GPT_J = TensorNames(
+    GPT_BIGCODE.prefixes,
+    layers="h",
+    outside={"embed_tokens": "wte", "norm": "ln_f"},
+    renamed={
+        **{f"self_attn.{part}_proj": f"attn.{part}_proj" for part in "qkv"},
+        "self_attn.o_proj": "attn.out_proj",
+        "mlp.up_proj": "mlp.fc_in",
+        "mlp.down_proj": "mlp.fc_out",
+        "input_layernorm": "ln_1",
+    },
+)
+
+OPT = TensorNames(
+    (("model.decoder.", ""), ("decoder.", "")),
+    outside={"norm": "final_layer_norm"},
+    renamed={
+        "self_attn.o_proj": "self_attn.out_proj",
+        "mlp.up_proj": "fc1",
+        "mlp.down_proj": "fc2",
+        "input_layernorm": "self_attn_layer_norm",
+        "post_attention_layernorm": "final_layer_norm",
+    },
+)
+
+# The first names of norms are those of models that have two for attention and MLP side by side.
+FALCON = TensorNames(
+    GPT_BIGCODE.prefixes,
+    layers="h",
+    outside={"embed_tokens": "word_embeddings", "norm": "ln_f"},
+    renamed={
+        "self_attn.o_proj": "self_attention.dense",
+        "mlp.up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+        "input_layernorm": ("ln_attn", "input_layernorm"),
+        "post_attention_layernorm": ("ln_mlp", "post_attention_layernorm"),
+    },
+    by_head=(ByHead("self_attention.query_key_value", _qkv_of_kv_head),),
+)
+
+MPT = TensorNames(
+    GPT_BIGCODE.prefixes,
+    layers="blocks",
+    outside={"embed_tokens": "wte", "norm": "norm_f"},
+    joined={"attn.Wqkv": _QKV["self_attn.qkv_proj"]},
+    renamed={
+        "self_attn.o_proj": "attn.out_proj",
+        "mlp.up_proj": "ffn.up_proj",
+        "mlp.down_proj": "ffn.down_proj",
+        "input_layernorm": "norm_1",
+        "post_attention_layernorm": "norm_2",
+    },
 )
 
 # VaultGemma calls the norm before the MLP what Gemma 2 calls it.

@@ -14,7 +14,20 @@ from infinilm.config.families.defaults import (
 )
 from infinilm.config.families.dense import GRANITE_KEYS
 from infinilm.config.families.family import Family
-from infinilm.config.families.names import GLM4, GPT2, GPT_BIGCODE, GPT_NEOX, HYPERCLOVAX, PHI, STARCODER2, VAULT_GEMMA
+from infinilm.config.families.names import (
+    FALCON,
+    GLM4,
+    GPT2,
+    GPT_BIGCODE,
+    GPT_J,
+    GPT_NEOX,
+    HYPERCLOVAX,
+    MPT,
+    OPT,
+    PHI,
+    STARCODER2,
+    VAULT_GEMMA,
+)
 
 __all__ = ["NORM_FAMILIES"]
 
@@ -253,6 +266,104 @@ NORM_FAMILIES: tuple[Family, ...] = (
         },
     ),
     Family(architecture="GPT2LMHeadModel", model_type="gpt2", names=GPT2, **_GPT2),
+    Family(
+        architecture="GPTJForCausalLM",
+        model_type="gptj",
+        defaults={
+            "vocab_size": 50400,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "hidden_act": "gelu_new",
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "mlp_bias": True,
+            "bos_token_id": (50256,),
+            "eos_token_id": (50256,),
+        },
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=True,
+        norm="layer_bias",
+        parallel_blocks="one_norm",
+        gated_mlp=False,
+        lm_head_bias=True,
+        rope_pairs="neighbours",
+        names=GPT_J,
+        keys=frozenset({"n_inner", "rotary_dim", "partial_rotary_factor"}),
+        other_keys=_GPT2["other_keys"],
+        fixed_keys={"scale_attn_weights": True},
+        ignored_keys=_GPT2["ignored_keys"] | {"rotary"},
+    ),
+    Family(
+        architecture="OPTForCausalLM",
+        model_type="opt",
+        defaults={
+            "vocab_size": 50272,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "hidden_act": "relu",
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "pad_token_id": 1,
+            "bos_token_id": (2,),
+            "eos_token_id": (2,),
+        },
+        mlp_bias="mlp_bias",
+        positions="learned",
+        unused_positions=2,
+        norm="layer_bias",
+        gated_mlp=False,
+        names=OPT,
+        keys=frozenset({"word_embed_proj_dim"}),
+        other_keys={
+            "ffn_dim": ("intermediate_size",),
+            "activation_function": ("hidden_act",),
+            "enable_bias": ("attention_bias", "mlp_bias"),
+        },
+        fixed_keys={
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": (False, None),
+            "layer_norm_elementwise_affine": True,
+        },
+        ignored_keys=frozenset({"activation_dropout", "dropout", "layerdrop", "init_std"}),
+    ),
+    Family(  # 7B, 11B, 40B and 180B; those of RefinedWeb have ALiBi
+        architecture="FalconForCausalLM",
+        model_type="falcon",
+        defaults={
+            "vocab_size": 65024,
+            "hidden_size": 4544,
+            "num_attention_heads": 71,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "bos_token_id": (11,),
+            "eos_token_id": (11,),
+        },
+        mlp_bias="mlp_bias",
+        norm="layer_bias",
+        parallel_blocks="use_parallel_residual",
+        gated_mlp=False,
+        names=FALCON,
+        keys=frozenset(
+            {"ffn_hidden_size", "new_decoder_architecture", "use_parallel_residual", "num_ln_in_parallel_attn"}
+        ),
+        other_keys={
+            "activation": ("hidden_act",),
+            "bias": ("attention_bias", "mlp_bias"),
+            "ffn_hidden_size": ("intermediate_size",),
+            "layer_norm_epsilon": ("rms_norm_eps",),
+            "n_embed": ("hidden_size",),
+            "n_head": ("num_attention_heads",),
+            "n_layer": ("num_hidden_layers",),
+            "n_head_kv": ("num_kv_heads",),
+        },
+        ignored_keys=frozenset({"apply_residual_connection_post_layernorm"}),
+    ),
     Family(  # Phi-1, 1.5 and 2
         architecture="PhiForCausalLM",
         model_type="phi",
@@ -350,7 +461,50 @@ NORM_FAMILIES: tuple[Family, ...] = (
         gated_mlp=False,
         other_keys=_LAYER_NORM_EPS,
     ),
-    # LayerNorm without bias, one for attention and MLP.
+    # LayerNorm without bias, one for each sublayer, or for attention and MLP.
+    Family(
+        architecture="MptForCausalLM",
+        model_type="mpt",
+        saved_architecture="MPTForCausalLM",  # on the hub
+        defaults={
+            "vocab_size": 50368,
+            "hidden_size": 2048,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "bos_token_id": (),
+            "eos_token_id": (),
+        },
+        qkv_bias=False,
+        out_bias=False,
+        positions="none",
+        position_bias="alibi",
+        norm="layer",
+        gated_mlp=False,
+        names=MPT,
+        keys=frozenset({"attn_config", "expansion_ratio"}),
+        other_keys={
+            "d_model": ("hidden_size",),
+            "n_heads": ("num_attention_heads",),
+            "n_layers": ("num_hidden_layers",),
+            "max_seq_len": ("max_position_embeddings",),
+            "layer_norm_epsilon": ("rms_norm_eps",),
+        },
+        fixed_keys={
+            "no_bias": True,
+            "expansion_ratio": 4,
+            "norm_type": ("low_precision_layernorm", "layernorm"),
+        },
+        # Files say that there are learned positions, and have none.
+        ignored_keys=frozenset(
+            {
+                *("learned_pos_emb", "emb_pdrop", "resid_pdrop", "embedding_fraction", "init_device", "init_config"),
+                *("tokenizer_name", "verbose"),
+            }
+        ),
+    ),
     Family(
         architecture="CohereForCausalLM",
         model_type="cohere",

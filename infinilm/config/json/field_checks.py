@@ -70,6 +70,8 @@ def check_family_keys(config: ModelFields, family: Family) -> None:
     ):
         if getattr(config, key) is not None:
             check_positive(key, getattr(config, key))
+    if as_integer("num_ln_in_parallel_attn", config.num_ln_in_parallel_attn) > 2:
+        raise ConfigError(f"num_ln_in_parallel_attn must be 1 or 2; got {config.num_ln_in_parallel_attn}")
     if config.attention_chunk_size is not None:
         as_integer("attention_chunk_size", config.attention_chunk_size)
     if type(config.attn_temperature_tuning) is not int:  # published configs say 4, which means True

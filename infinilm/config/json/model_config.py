@@ -143,8 +143,11 @@ class ModelConfig(ModelFields):
         values; whether RoPE turns elements 2i and 2i + 1 together, not i and i + qk_rope_head_dim / 2.
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
-    use_parallel_residual
-        False: whether attention and MLP read the same residual stream, where a family has the choice (GPT-NeoX).
+    norm_head
+        False: whether the columns of lm_head count as divided by their lengths, where a family has the choice (Ling 1).
+    use_parallel_residual, num_ln_in_parallel_attn
+        False, 2: whether attention and MLP read the same residual stream, where a family has the choice (GPT-NeoX,
+        Falcon), and then, of Falcon, whether they do so through one norm or a norm each.
     use_bidirectional_attention
         False: whether tokens see those behind them, too, where a family has the choice (EmbeddingGemma). A window of
         `sliding_window` tokens then reaches half as far to each side.
@@ -346,7 +349,7 @@ class ModelConfig(ModelFields):
         as_integer("max_window_layers", self.max_window_layers, least=0)
         if self.sliding_window is not None:
             as_integer("sliding_window", self.sliding_window)
-        for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_bidirectional_attention"):
+        for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "norm_head", "use_bidirectional_attention"):
             as_boolean(key, getattr(self, key), error=ConfigError)
         if self.use_sliding_window is not None:
             as_boolean("use_sliding_window", self.use_sliding_window, error=ConfigError)
@@ -490,6 +493,8 @@ _KNOWN_KEYS = (
     | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "model_max_length"}
     | {"moe_layers", "intermediate_size_mlp", "hybrid_layer_pattern", "sliding_window_size"}
     | {f"swa_{key}" for key in ("num_attention_heads", "head_dim", "v_head_dim")}
+    | {"multi_query", "new_decoder_architecture", "num_kv_heads", "parallel_attn"}
+    | {"word_embed_proj_dim", "attn_config"}
     | {
         "rotary_dim",
         "linear_attn_config",

@@ -98,7 +98,13 @@ def _part_of_head(values: dict[str, Any], family: Family) -> None:
     size = values.pop("rotary_dim", None)
     if size is None:
         return
-    head_dim = values.get("head_dim") or family.defaults["head_dim"]
+    head_dim = values.get("head_dim") or family.defaults.get("head_dim")
+    if head_dim is None:
+        sizes = {**COMMON_DEFAULTS, **family.defaults}
+        hidden_size, heads = (
+            as_integer(key, values.get(key) or sizes[key]) for key in ("hidden_size", "num_attention_heads")
+        )
+        head_dim = hidden_size // heads
     size, head_dim = as_integer("rotary_dim", size), as_integer("head_dim", head_dim)
     values["rotary_dim"] = size / head_dim
     rename(values, "rotary_dim", "partial_rotary_factor")
@@ -140,6 +146,9 @@ def _multipliers_of_sizes(values: dict[str, Any], family: Family) -> None:
     sizes = {"num_hidden_layers": layers, "hidden_size": values.get("hidden_size")}
     defaults = {**COMMON_DEFAULTS, **family.defaults}
     layers, hidden = (as_integer(key, defaults[key] if size is None else size) for key, size in sizes.items())
+    if "kv_lora_rank" in family.keys and values.get("v_head_dim") is None:
+        heads = values.get("num_attention_heads") or defaults["num_attention_heads"]
+        values["v_head_dim"] = hidden // as_integer("num_attention_heads", heads)
     for key, name, factor in (
         ("scale_emb", "embedding_multiplier", 1.0),
         ("scale_depth", "residual_multiplier", layers**-0.5),
@@ -405,10 +414,62 @@ def _layers_of_nemotron(values: dict[str, Any], family: Family) -> None:
 
 
 def _four_times_hidden(values: dict[str, Any], family: Family) -> None:
-    """Set the size of GPT-2's MLPs, which is four times hidden_size where `n_inner` does not say another."""
+    """Set the size of MLPs such as GPT-2's, which is four times hidden_size where no key says another."""
     if values.get("intermediate_size") is None:
-        hidden_size = values.get("hidden_size") or family.defaults["hidden_size"]
+        hidden_size = values.get("hidden_size") or {**COMMON_DEFAULTS, **family.defaults}["hidden_size"]
         values["intermediate_size"] = 4 * as_integer("hidden_size", hidden_size)
+
+
+def _width_of_embedding(values: dict[str, Any], family: Family) -> None:
+    """Refuse OPT of 350 million weights, whose embedding is narrower than its layers."""
+    width, hidden_size = values.pop("word_embed_proj_dim", None), values.get("hidden_size")
+    if width not in (None, family.defaults["hidden_size"] if hidden_size is None else hidden_size):
+        raise ConfigError(
+            f"word_embed_proj_dim is {short_repr(width)} and hidden_size is {short_repr(hidden_size)}; only embeddings "
+            f"as wide as the layers are supported in {family.architecture}"
+        )
+
+
+def _heads_of_falcon(values: dict[str, Any], family: Family) -> None:
+    """Bring Falcon's keys for heads and norms to those of others.
+
+    The new architecture says how many heads of keys there are and has attention and MLP side by side; the old one may
+    have one head of keys. An absent key is as transformers reads it.
+    """
+    switches = {"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}
+    for key, default in switches.items():
+        value = values.pop(key, None)
+        switches[key] = default if value is None else as_boolean(key, value, error=ConfigError)
+    is_new, num_kv_heads = switches["new_decoder_architecture"], values.pop("num_kv_heads", None)
+    if values.get("num_key_value_heads") is None:
+        values["num_key_value_heads"] = 1 if switches["multi_query"] and not is_new else num_kv_heads
+    if values.get("use_parallel_residual") is None:
+        values["use_parallel_residual"] = is_new or switches["parallel_attn"]
+    if values.get("num_ln_in_parallel_attn") is None:
+        values["num_ln_in_parallel_attn"] = 2 if is_new else 1
+
+
+def _attention_of_mpt(values: dict[str, Any], family: Family) -> None:
+    """Check MPT's `attn_config`, of which one kind of attention is here: all heads, with ALiBi."""
+    own = values.pop("attn_config", None)
+    if own is None:
+        return
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"attn_config must be an object; got {short_repr(own)}")
+    expected: dict[str, tuple[Any, ...]] = {
+        "attn_type": ("multihead_attention",),
+        "alibi": (True,),
+        "alibi_bias_max": (8,),
+        "clip_qkv": (None,),
+        "prefix_lm": (False,),
+        "qk_ln": (False,),
+        "softmax_scale": (None,),
+    }
+    for key, allowed in expected.items():
+        if key in own and own[key] not in allowed:
+            raise ConfigError(
+                f"attn_config: {key} must be {allowed[0]!r} in {family.architecture}; got {short_repr(own[key])}"
+            )
 
 
 def _logit_scale(values: dict[str, Any], family: Family) -> None:
@@ -441,7 +502,10 @@ _KEYS_OF_FAMILIES = (
     ("topk_method", _groups_by_method),
     ("hybrid_layer_pattern", _layers_of_mimo),
     ("mlp_layer_types", _dense_by_type),
-    ("n_inner", _four_times_hidden),
+    *((key, _four_times_hidden) for key in ("n_inner", "ffn_hidden_size", "expansion_ratio")),
+    ("word_embed_proj_dim", _width_of_embedding),
+    ("new_decoder_architecture", _heads_of_falcon),
+    ("attn_config", _attention_of_mpt),
     ("logit_scale", _logit_scale),
     ("conv_L_cache", _sizes_of_lfm2),
     ("linear_attn_config", _layers_of_kimi),

@@ -21,6 +21,7 @@ class AttentionConfig(Sizes):
     rope_scaling: dict[str, Any] | None = None
     attention_bias: bool = False
     use_parallel_residual: bool = False
+    num_ln_in_parallel_attn: int = 2  # norms of attention and MLP, where they read the same residual stream
     sliding_window: int | None = None
     use_sliding_window: bool | None = None  # None: the family decides
     max_window_layers: int = 28

@@ -64,6 +64,7 @@ JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
     "gelu": lambda gate, up: gelu(gate) * up,
     "quick_gelu": lambda gate, up: quick_gelu(gate) * up,
     "relu2": lambda gate, up: np.square(np.maximum(gate, 0)) * up,
+    "relu": lambda gate, up: np.maximum(gate, 0) * up,
     "clamped_swiglu": clamped_swiglu,
 }
 """The activation of an MLP: of gate and up, both [num_tokens, intermediate_size]."""

@@ -426,10 +426,8 @@ INFINILM_INLINE vec gelu(vec x) {
     return x * max(zero(), fma(c, p, set1(0.5f)));
 }
 // See core/activation.h. A NaN stays one: a comparison with it is false.
-INFINILM_INLINE vec relu2(vec x) {
-    x = x < 0.0f ? set1(0.0f) : x;
-    return x * x;
-}
+INFINILM_INLINE vec relu(vec x) { return x < 0.0f ? set1(0.0f) : x; }
+INFINILM_INLINE vec relu2(vec x) { return relu(x) * relu(x); }
 INFINILM_INLINE vec clamped_swiglu(vec gate, vec up) {
     gate = gate > 7.0f ? set1(7.0f) : gate;
     up = up > 7.0f ? set1(7.0f) : up;
@@ -440,6 +438,7 @@ INFINILM_INLINE vec activate(Activation activation, vec x) {
     if (activation == Activation::relu2) return relu2(x);
     if (activation == Activation::gelu) return gelu(x);
     if (activation == Activation::quick_gelu) return quick_gelu(x);
+    if (activation == Activation::relu) return relu(x);
     return activation == Activation::silu ? silu(x) : gelu_tanh(x);
 }
 INFINILM_INLINE vec act_mul(Activation activation, vec gate, vec up) {
