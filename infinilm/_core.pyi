@@ -1611,9 +1611,9 @@ class ModelSpec:
         The first layer of a stage of a pipeline and the one behind its last; without stages, of all layers.
         """
 
-    def kv_bytes_per_token(self, dtype: str, windows_only: bool = False) -> int:
+    def kv_bytes_per_token(self, dtype: str, windows_only: bool = False, device: str = 'cpu') -> int:
         """
-        Bytes of a KV cache in this dtype: keys and values of all layers, or of those with a window.
+        Bytes of a token of a KV cache in this dtype: keys and values of all layers, or of those with a window. Those of all layers on a GPU have what prompts need to read 8 bits, too.
         """
 
     def state_bytes(self, device: str = 'cpu', num_log_rows: int = 0) -> int:

@@ -15,12 +15,15 @@ from infinilm.errors import CacheFullError, ConfigError
 from infinilm.logs import logger
 
 __all__ = [
-    "CACHE_DTYPES", "CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig",
-    "resolve_cache_dtype",
+    "CACHE_DTYPES", "SCALED_DTYPES", "CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig",
+    "StaticKVCacheConfig", "resolve_cache_dtype",
 ]  # fmt: skip
 
-CACHE_DTYPES = (*DTYPES, "int8")
-"""What K and V can be kept in; int8 has a float32 scale for each head of a token."""
+SCALED_DTYPES = ("int8", "fp8")
+"""What K and V can be kept in with a float32 scale for each head of a token; fp8 (e4m3) on GPUs alone."""
+
+CACHE_DTYPES = (*DTYPES, *SCALED_DTYPES)
+"""What K and V can be kept in."""
 
 UNLIMITED = 2**64 - 1
 """`max_cache_len` that means: as many tokens as the model has positions."""
@@ -104,7 +107,7 @@ class StaticKVCacheConfig(CacheConfig):
         Tokens of a row, at least 1. The default means max_position_embeddings of the model.
     dtype
         The dtype of K and V, one of `CACHE_DTYPES`; None: as the engine computes, or as `LLM` resolves
-        `kv_cache_dtype`. On a GPU it is the engine's.
+        `kv_cache_dtype`. On a GPU it is the engine's, "int8" or "fp8".
 
     Raises
     ------
@@ -160,7 +163,7 @@ class PagedKVCacheConfig(CacheConfig):
         Blocks, instead of bytes: exactly one of the two is given.
     dtype
         The dtype of K and V, one of `CACHE_DTYPES`; None: as the engine computes, or as `LLM` resolves
-        `kv_cache_dtype`. On a GPU it is the engine's.
+        `kv_cache_dtype`. On a GPU it is the engine's, "int8" or "fp8".
 
     Raises
     ------
@@ -226,7 +229,7 @@ def resolve_cache_dtype(requested: str | None, auto: str, *, computed: str, devi
     auto
         The default, on a CPU.
     computed
-        What the engine computes in: on a GPU the cache has no other.
+        What the engine computes in: on a GPU the cache has that, or a dtype of `SCALED_DTYPES`.
     device
         "cpu", "cuda" or "cuda:<index>".
 
@@ -241,12 +244,14 @@ def resolve_cache_dtype(requested: str | None, auto: str, *, computed: str, devi
             f"kv_cache_dtype: expected 'auto', {', '.join(map(repr, CACHE_DTYPES))}, got {short_repr(requested)}"
         )
     if device.partition(":")[0] == "cuda":
-        if wanted not in ("auto", computed):
+        if wanted not in ("auto", computed, *SCALED_DTYPES):
             raise ConfigError(
-                f"kv_cache_dtype: on a GPU the KV cache has the dtype that is computed in, {computed!r}, got "
-                f"{wanted!r}; leave it out" + (f", or pass dtype={wanted!r}" if wanted in DTYPES else "")
+                f"kv_cache_dtype: on a GPU the KV cache has the dtype that is computed in, {computed!r}, or is 'int8' "
+                f"or 'fp8', got {wanted!r}; leave it out, or pass dtype={wanted!r}"
             )
-        return computed
+        return computed if wanted == "auto" else wanted
+    if wanted == "fp8":
+        raise ConfigError("kv_cache_dtype: 'fp8' is for GPUs, got it on a CPU; 'int8' takes as much memory")
     return auto if wanted == "auto" else wanted
 
 

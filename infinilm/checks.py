@@ -16,7 +16,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 INT_LIMIT = 2**31
 """Sizes and lengths are 32-bit in the core."""
 
-_DTYPE_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+_DTYPE_ALIASES = {
+    **{"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"},
+    **{"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"},
+}
 
 
 class OfThisProcess:

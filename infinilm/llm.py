@@ -141,9 +141,10 @@ class LLM(
         None: half of what is free, on a GPU 88% of it. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per
         sequence), taken as it is.
     kv_cache_dtype
-        Dtype of keys and values: "float32", "bfloat16", "float16", "int8", or "auto": the `dtype` if one was named,
-        else the 16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory and less time for
-        long contexts, int8 half of that memory. On a GPU it is always the dtype of the computation.
+        Dtype of keys and values: "float32", "bfloat16", "float16", "int8", "fp8" (e4m3, on GPUs), or "auto": the
+        `dtype` if one was named, else the 16 bits that the checkpoint is stored in, else float32. 16 bits take half the
+        memory and less time for long contexts, 8 bits about half of that memory; they have a scale for each head of a
+        token. On a GPU it is the dtype of the computation, "int8" or "fp8".
     enable_prefix_caching
         Keep the KV cache of prompts for later prompts that begin alike. Answers do not change.
     host_cache

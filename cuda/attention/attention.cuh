@@ -16,6 +16,7 @@
 // keys: Flash-Decoding (Dao et al. 2023); query heads of a kv head as rows of one tile: GQA packing of both.
 #pragma once
 
+#include "cuda/attention/cache_rows.cuh"
 #include "cuda/attention/kernels.h"
 #include "cuda/core/ptx.cuh"
 #include "ops/attention_work.h"
@@ -96,10 +97,23 @@ struct AttentionKernelArgs : AttentionArgs {
           work(work) {}
 };
 
+// Whether values are the ends of their keys in a cache of elements E; else they have rows of their own.
+template <class E>
+__device__ __forceinline__ bool values_end_keys(const AttentionKernelArgs& p) {
+    const int before = p.head_dim - p.value_dim;
+    return before > 0 && static_cast<const E*>(p.v_cache) == static_cast<const E*>(p.k_cache) + before;
+}
+
 // attention_decode.cu, attention_prefill.cu, attention_wide.cu
 cudaError_t launch_attention_decode(const AttentionKernelArgs&, cudaStream_t);
+cudaError_t launch_attention_decode_8_bits(const AttentionKernelArgs&, cudaStream_t);
 cudaError_t launch_attention_prefill(const AttentionKernelArgs&, cudaStream_t);
 cudaError_t launch_attention_wide(const AttentionKernelArgs&, cudaStream_t);
+
+// attention.cu. What is decode's of a step's list.
+cudaError_t launch_decode_items(const AttentionKernelArgs&, cudaStream_t);
+// Where the cache has 8 bits, widens what the sequences of prefill see of it and lets `args` read that.
+cudaError_t widen_prefill_keys(AttentionKernelArgs& args, cudaStream_t);
 
 // Calls f(Dim<D>{}) with the kernel's width, of all but the widest heads.
 template <int D>
@@ -218,9 +232,9 @@ struct LanePlace {
 
 // Starts copying a tile of kRows keys, of which `rows` are (KeyRows::locate), and kUnits units of columns from
 // first_unit on; keys that are not there and columns from `width` on become zeros and are not read. Rows of the cache
-// are head_dim elements apart.
-template <int kThreads, int kRows, int kUnits, class T>
-__device__ __forceinline__ void copy_tile(T* tile, const T* cache, const int* rows, int first_unit, int head_dim,
+// are head_dim elements apart. Elements of 8 bits lie in the order of the copies, for widen_tile().
+template <int kThreads, int kRows, int kUnits, class E>
+__device__ __forceinline__ void copy_tile(E* tile, const E* cache, const int* rows, int first_unit, int head_dim,
                                           int width) {
     const int thread = opaque(threadIdx.x % kThreads);
     constexpr int kCount = kRows * kUnits;
@@ -232,8 +246,25 @@ __device__ __forceinline__ void copy_tile(T* tile, const T* cache, const int* ro
         if (kCount % kThreads != 0 && i >= kCount) continue;
         const int column = (first_unit + unit) * 8, row = rows[at];
         const bool valid = row >= 0 && column < width;
-        cp_async_16(tile + place<kUnits>(at, unit), cache + (valid ? static_cast<int64_t>(row) * head_dim + column : 0),
-                    valid);
+        const E* from = cache + (valid ? static_cast<int64_t>(row) * head_dim + column : 0);
+        if constexpr (sizeof(E) == 1)
+            cp_async_8(tile + 8 * i, from, valid);
+        else
+            cp_async_16(tile + place<kUnits>(at, unit), from, valid);
+    }
+}
+// Makes such a tile of what copy_tile() brought of a cache in 8 bits. A thread widens what it copied, so that it needs
+// to wait for its own copies alone. scale_of(row of the tile), asked by all threads.
+template <int kThreads, int kRows, int kUnits, class T, class ScaleOf>
+__device__ __forceinline__ void widen_tile(T* tile, const uint8_t* numbers, bool is_fp8, const ScaleOf& scale_of) {
+    const unsigned thread = opaque(threadIdx.x % kThreads);
+    constexpr unsigned kCount = kRows * kUnits;
+    static_assert(kCount % kThreads == 0, "all threads take part in each step");
+#pragma unroll 2
+    for (unsigned i = thread; i < kCount; i += kThreads) {
+        float x[8];
+        widen8(*reinterpret_cast<const uint2*>(numbers + 8 * i), scale_of(i / kUnits), is_fp8, x);
+        *reinterpret_cast<uint4*>(tile + place<kUnits>(i / kUnits, i % kUnits)) = pack8<T>(x);
     }
 }
 

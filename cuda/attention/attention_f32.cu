@@ -4,16 +4,16 @@
 // multiples of 32: a lane has one key's score, then some columns of the output. Online softmax (Milakov & Gimelshein
 // 2018). Bytes: the keys and values once for every query row, from the caches; the floor is elsewhere, this one is
 // plain. Keys that are not seen take no part.
+#include "cuda/attention/cache_rows.cuh"
 #include "cuda/attention/kernels.h"
 #include "cuda/core/launch.cuh"
-#include "cuda/core/norm.cuh"
 
 namespace infinilm::cuda {
 
 constexpr int kWarps = 4;
 
-// kMaxColumns: of a lane.
-template <int kMaxColumns>
+// E: an element of the cache. kMaxColumns: of a lane.
+template <class E, int kMaxColumns>
 __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const AttentionArgs p) {
     grid_dependency_wait();
     INFINILM_SHARED(float, weights, [kWarps][32]);
@@ -27,10 +27,9 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
     const int end = sees_all_behind ? context : p.two_way ? min(context, position + window) : position + 1;
     const int kv_head = head / (p.num_heads / p.num_kv_heads);
     const int* blocks = p.block_table + seq * p.block_table_stride;
-    auto key_row = [&](const void* cache, int key) {
+    auto key_row = [&](int key) {
         const int64_t block = blocks[key / p.block_size];
-        const int64_t row = (block * p.num_kv_heads + kv_head) * p.block_size + key % p.block_size;
-        return static_cast<const float*>(cache) + row * p.head_dim;
+        return (block * p.num_kv_heads + kv_head) * p.block_size + key % p.block_size;
     };
     const float* q = static_cast<const float*>(p.q) + (first_token + token) * p.q_stride + int64_t{head} * p.head_dim;
 
@@ -39,12 +38,12 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
         const int key = first + lane;
         float score = -INFINITY;
         if (key >= begin && key < end) {
-            const float* k = key_row(p.k_cache, key);
+            const CacheRow<float, E> k(p.k_cache, p.k_scales, p.cache_type, key_row(key), p.head_dim);
             score = 0.0f;
             for (int i = 0; i < p.head_dim; i += 8) {
                 float a[8], b[8];
                 load8(q + i, a);
-                load8(k + i, b);
+                k.load8(i, b);
 #pragma unroll
                 for (int j = 0; j < 8; ++j) score = __fmaf_rn(a[j], b[j], score);
             }
@@ -63,11 +62,11 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
         weights[warp_id()][lane] = weight;
         __syncwarp();
         for (int other = max(first, begin); other < min(first + 32, end); ++other) {
-            const float* v = key_row(p.v_cache, other);
+            const CacheRow<float, E> v(p.v_cache, p.v_scales, p.cache_type, key_row(other), p.head_dim);
             const float w = weights[warp_id()][other - first];
 #pragma unroll
             for (int i = 0; i < kMaxColumns; ++i)
-                if (lane + 32 * i < p.value_dim) o[i] = __fmaf_rn(w, v[lane + 32 * i], o[i]);
+                if (lane + 32 * i < p.value_dim) o[i] = __fmaf_rn(w, v.at(lane + 32 * i), o[i]);
         }
         __syncwarp();
     }
@@ -83,8 +82,11 @@ cudaError_t attention_f32(const AttentionArgs& p, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(ceil_div(p.max_query_len, kWarps)), static_cast<unsigned>(p.num_heads),
                     static_cast<unsigned>(p.num_seqs));
     const LaunchConfig config{grid, dim3(kWarps * 32), 0, stream};
-    return p.value_dim <= 256 ? launch<attention_f32_kernel<8>>(config, p)
-                              : launch<attention_f32_kernel<18>>(config, p);
+    return visit_cache<float>(p.k_scales, [&](auto e) {
+        using E = decltype(e);
+        return p.value_dim <= 256 ? launch<attention_f32_kernel<E, 8>>(config, p)
+                                  : launch<attention_f32_kernel<E, 18>>(config, p);
+    });
 }
 
 }  // namespace infinilm::cuda

@@ -453,9 +453,9 @@ cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work
     if (work.num_prefill == 0 || a.head_dim > 128 || a.value_dim < a.head_dim || a.block_size % 8 != 0 || a.chunked ||
         a.two_way || a.two_way_seqs || a.position_bias)
         return attention(a, work, stream);
-    const AttentionKernelArgs p(a, work);
-    if (work.most_decode > 0)
-        if (cudaError_t error = launch_attention_decode(p, stream)) return error;
+    AttentionKernelArgs p(a, work);
+    if (cudaError_t error = launch_decode_items(p, stream)) return error;
+    if (cudaError_t error = widen_prefill_keys(p, stream)) return error;
     int num_sms = 0;
     if (cudaError_t error = device_sms(num_sms)) return error;
     return p.head_dim <= 64 ? launch_sm90<64>(p, num_sms, stream) : launch_sm90<128>(p, num_sms, stream);

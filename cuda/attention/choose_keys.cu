@@ -7,9 +7,9 @@
 // order writes the chosen ones. Every sum has one order, so a choice depends on the token and its own keys alone. Reads
 // num_keys * (head_dim * sizeof(T) + 6 * 4) bytes a token and multiplies num_keys * num_heads * head_dim times, without
 // matrix instructions.
+#include "cuda/attention/cache_rows.cuh"
 #include "cuda/attention/kernels.h"
 #include "cuda/core/launch.cuh"
-#include "cuda/core/norm.cuh"
 #include "cuda/core/visit.cuh"
 
 namespace infinilm::cuda {
@@ -35,8 +35,8 @@ __device__ __forceinline__ uint32_t order_of(float score) {
     return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kChooseThreads) choose_keys_kernel(ChooseKeysArgs p) {
+template <class T, class E>
+__global__ void __launch_bounds__(kChooseThreads, 4) choose_keys_kernel(ChooseKeysArgs p) {
     begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(int, bins, [kBins]);
@@ -66,14 +66,14 @@ __global__ void __launch_bounds__(kChooseThreads) choose_keys_kernel(ChooseKeysA
         __syncthreads();
         const float* const weights = p.weights + token * p.weights_stride;
         for (int key = warp; key < num_keys; key += kChooseWarps) {
-            const T* const row = static_cast<const T*>(p.k_cache) + static_cast<int64_t>(slot_of(key)) * p.head_dim;
+            const CacheRow<T, E> row(p.k_cache, p.k_scales, p.cache_type, slot_of(key), p.head_dim);
             float sum = 0.0f;
             for (int head = lane; head < p.num_heads; head += 32) {
                 float score = 0.0f;
 #pragma unroll 1  // more rows at once of float32 spill registers
                 for (int d = 0; d < p.head_dim; d += 8) {
                     float k[8];
-                    load8(row + d, k);
+                    row.load8(d, k);
 #pragma unroll
                     for (int j = 0; j < 8; ++j) score = __fmaf_rn(queries[(d + j) * p.num_heads + head], k[j], score);
                 }
@@ -137,7 +137,11 @@ cudaError_t choose_keys(const ChooseKeysArgs& args, cudaStream_t stream) {
         static_cast<unsigned>(args.num_tokens < args.num_score_rows ? args.num_tokens : args.num_score_rows));
     const size_t smem_bytes = sizeof(float) * static_cast<size_t>(args.num_heads) * static_cast<size_t>(args.head_dim);
     const LaunchConfig config{grid, dim3(kChooseThreads), smem_bytes, stream};
-    return visit(args.type, [&](auto t) { return launch<choose_keys_kernel<decltype(t)>>(config, args); });
+    return visit(args.type, [&](auto t) {
+        using T = decltype(t);
+        return visit_cache<T>(args.k_scales,
+                              [&](auto e) { return launch<choose_keys_kernel<T, decltype(e)>>(config, args); });
+    });
 }
 
 }  // namespace infinilm::cuda

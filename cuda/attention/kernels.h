@@ -44,6 +44,9 @@ struct AttentionWorkArgs {
     int prefill_begin, num_prefill;
     int row_floats;   // of a row of partial results
     void* workspace;  // aligned to 256; zero before the first use
+    // [num_blocks, num_kv_heads, block_size, head_dim] of `type`: room for keys and values where the cache has 8 bits.
+    // Where a value is the end of its key, v begins there.
+    void *wide_k, *wide_v;
 };
 cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);       // bf16, f16
 cudaError_t attention_sm90(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // the same on Hopper (wgmma)

@@ -9,6 +9,7 @@
 // the memory bandwidth. A pair may lie in two lanes, so a head passes through shared memory, whatever head_dim (a
 // multiple of 8) and rotary_dim (even). 16-byte accesses (kernels.h, Alignment). Arithmetic: norm.cuh, rope.cuh. Fusing
 // the three follows TensorRT-LLM cpp/tensorrt_llm/kernels/fusedQKNormRopeKernel.cu (one warp per head).
+#include "cuda/attention/cache_rows.cuh"
 #include "cuda/attention/kernels.h"
 #include "cuda/attention/rope.cuh"
 #include "cuda/core/launch.cuh"
@@ -98,17 +99,17 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
     T* x = static_cast<T*>(args.qkv) + token * args.qkv_stride + head * head_dim;  // [size]
     if (is_value) x -= value * (head_dim - size);
 
-    T* cache = nullptr;  // [head_dim] of the slot
-    if (const int64_t slot = is_query || !rope.slot_mapping ? -1 : rope.slot_mapping[token]; slot >= 0) {
-        const int kv_head = head - rope.num_heads - (is_value ? rope.num_kv_heads : 0);
-        cache = static_cast<T*>(is_value ? rope.v_cache : rope.k_cache) +
-                cache_offset(slot, kv_head, rope.num_kv_heads, rope.block_size, head_dim);
-    }
+    int64_t row = -1;  // of the cache
+    if (const int64_t slot = is_query || !rope.slot_mapping ? -1 : rope.slot_mapping[token]; slot >= 0)
+        row = cache_row(slot, head - rope.num_heads - (is_value ? rope.num_kv_heads : 0), rope.num_kv_heads,
+                        rope.block_size);
+    void* const cache = is_value ? rope.v_cache : rope.k_cache;
+    float* const scales = is_value ? rope.v_scales : rope.k_scales;
     const float* table = is_value ? nullptr : is_query ? rope.q_cos_sin : rope.cos_sin;
     const auto* weight = static_cast<const float*>(is_value   ? rope.v_norm
                                                    : is_query ? rope.q_norm
                                                               : rope.k_norm);  // [head_dim]
-    if (is_value && !cache && !weight) return;
+    if (is_value && row < 0 && !weight) return;
     const float scale = weight ? row_inverse_rms(x, head_dim, rope.eps) : 0.0f;
     float* shared = reinterpret_cast<float*>(smem) + static_cast<int>(warp_id()) * head_dim;  // [head_dim]
     const int first = static_cast<int>(lane_id()) * 8;
@@ -130,11 +131,24 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
         store8(shared + i, v);
     }
     __syncwarp();
-    for (int i = first; i < size; i += 256) {
+    const auto turn = [&](int i) {
         load8(shared + i, v);
         if (table) turn8(v, shared, i, table + token * rope.rotary_dim, rope.rotary_dim / 2);
+    };
+    RowRounding rounding;
+    if (scales && row >= 0) {
+        for (int i = first; i < size; i += 256) turn(i), rounding.see(v);
+        const float scale = rounding.find_scale(rope.cache_type);
+        if (lane_id() == 0) scales[row] = scale;
+    }
+    for (int i = first; i < size; i += 256) {
+        turn(i);
         if (!is_value || weight) store8(x + i, v);
-        if (cache) store8(cache + i, v);
+        if (row < 0) continue;
+        if (scales)
+            *reinterpret_cast<uint2*>(static_cast<uint8_t*>(cache) + row * head_dim + i) = rounding.round(v);
+        else
+            store8(static_cast<T*>(cache) + row * head_dim + i, v);
     }
 }
 

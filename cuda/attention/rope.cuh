@@ -13,12 +13,10 @@ __device__ __forceinline__ void rotate(float& first, float& second, float cosine
     second = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine));
 }
 
-// Offset in elements of a head's row in [num_blocks, num_kv_heads, block_size, head_dim], for slot = block * block_size
-// + offset in the block.
-__device__ __forceinline__ int64_t cache_offset(int64_t slot, int kv_head, int num_kv_heads, int block_size,
-                                                int head_dim) {
+// A head's row in [num_blocks, num_kv_heads, block_size], for slot = block * block_size + offset in the block.
+__device__ __forceinline__ int64_t cache_row(int64_t slot, int kv_head, int num_kv_heads, int block_size) {
     const int64_t block = slot / block_size;
-    return ((block * num_kv_heads + kv_head) * block_size + slot % block_size) * head_dim;
+    return (block * num_kv_heads + kv_head) * block_size + slot % block_size;
 }
 
 }  // namespace infinilm::cuda

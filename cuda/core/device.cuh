@@ -95,6 +95,14 @@ __host__ __device__ inline f16 from_float<f16>(float v) {
 #endif
 }
 
+// The e4m3 number next to v, ties to even; |v| <= 448.
+__device__ __forceinline__ uint32_t to_e4m3(float v) {
+    const uint32_t bits = float_to_bits(v), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffffu;
+    if (magnitude < 0x3c800000u)  // below 2^-6: multiples of 2^-9
+        return sign | static_cast<uint32_t>(rintf(bits_to_float(magnitude) * 512.0f));
+    return sign | ((magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20) - (120 << 3);
+}
+
 // What a float32 value is once it has been stored as T.
 template <class T>
 __host__ __device__ inline float rounded(float v) {

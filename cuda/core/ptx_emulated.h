@@ -86,6 +86,18 @@ inline void cp_async_16(void* dst, const void* src, bool valid = true) {
             emulated_fill_16(dst, 0);
     });
 }
+inline void cp_async_8(void* dst, const void* src, bool valid) {
+    emulated_alignment(dst, 8, "cp.async");
+    if (valid) emulated_alignment(src, 8, "cp.async");
+    emulator::shared_address(dst, "cp.async");
+    auto* const to = static_cast<uint64_t*>(dst);
+    const auto* const from = static_cast<const uint64_t*>(src);
+    if (!emulator::eager()) {
+        if (valid) static_cast<void>(*static_cast<const volatile uint64_t*>(from));
+        *to = ~uint64_t{0};
+    }
+    emulator::async_push(emulator::Queue::copy, [=] { *to = valid ? *from : 0; });
+}
 inline void prefetch_l2(const void*) {}
 inline void cp_async_weights_16(void* dst, const void* src) { cp_async_16(dst, src); }
 inline void cp_async_commit() { emulator::async_commit(emulator::Queue::copy); }

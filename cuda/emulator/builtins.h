@@ -106,6 +106,13 @@ inline void sincospi(double x, double* sine, double* cosine) {
     *sine = std::sin(turn);
     *cosine = std::cos(turn);
 }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selectors) {
+    const uint64_t bytes = x | uint64_t{y} << 32;
+    unsigned out = 0;
+    for (unsigned i = 0; i < 4; ++i)
+        out |= static_cast<unsigned>(bytes >> (selectors >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return out;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 inline unsigned __float_as_uint(float x) {

@@ -451,7 +451,8 @@ void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStorePar
     LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
     const bool fused = pieces(p.weight).size() == 1 && args.weight.order == RowOrder::rope_pairs &&
                        fuses_rope(kernel_of(args)) && p.x.numel() > 0 && !rope.q_norm && !rope.q_cos_sin &&
-                       !rope.q_turned && rope.slot_mapping && rope.cos_sin && rope.cos_sin.shape(1) == rope.head_dim;
+                       !rope.q_turned && !rope.k_scales && rope.slot_mapping && rope.cos_sin &&
+                       rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
         linear(p);
         return qk_norm_rope_store_kv(rope);
@@ -492,13 +493,18 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
     if (p.q.numel() == 0) return;
     const AttentionArgs args = attention_args(p);
     if (type_ == Element::f32) return run(attention_f32(args, stream_), "paged_attention", p.q.shape());
+    // Values, where there are any beside the keys, lie behind them.
+    auto* const wide = p.wide_cache.as<std::byte>();
+    const int64_t values_begin = p.v_cache ? p.k_cache.numel() : args.head_dim - args.value_dim;
     const AttentionWorkArgs work{.array = p.work.as<const int4>(),
                                  .list = p.list,
                                  .most_decode = count(p.known.num_decode),
                                  .prefill_begin = count(p.known.prefill_begin),
                                  .num_prefill = count(p.known.num_prefill),
                                  .row_floats = p.known.row_floats,
-                                 .workspace = p.workspace.data()};
+                                 .workspace = p.workspace.data(),
+                                 .wide_k = wide,
+                                 .wide_v = wide ? wide + values_begin * cuda::size_bytes(type_) : nullptr};
 #if INFINILM_SM90
     if (is_hopper_) return run(attention_sm90(args, work, stream_), "paged_attention", p.q.shape());
 #endif

@@ -48,8 +48,8 @@ __device__ __forceinline__ void put_rope(const LinearArgs& args, int token, int 
         if (slot < 0) return;
         const bool is_key = head < num_turned;
         row = static_cast<T*>(is_key ? rope.k_cache : rope.v_cache) +
-              cache_offset(slot, head - (is_key ? rope.num_heads : num_turned), rope.num_kv_heads, rope.block_size,
-                           rope.head_dim);
+              cache_row(slot, head - (is_key ? rope.num_heads : num_turned), rope.num_kv_heads, rope.block_size) *
+                  rope.head_dim;
     }
     row[i] = from_float<T>(first);
     row[i + half] = from_float<T>(second);

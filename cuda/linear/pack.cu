@@ -55,14 +55,6 @@ struct GroupValues {  // a function object: on a lambda here the compiler of CUD
     __device__ __forceinline__ float operator()(int k) const { return values[k]; }
 };
 
-// The e4m3 number next to v, ties to even; |v| <= 448.
-__device__ __forceinline__ uint32_t to_e4m3(float v) {
-    const uint32_t bits = float_to_bits(v), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffffu;
-    if (magnitude < 0x3c800000u)  // below 2^-6: multiples of 2^-9
-        return sign | static_cast<uint32_t>(rintf(bits_to_float(magnitude) * 512.0f));
-    return sign | ((magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20) - (120 << 3);
-}
-
 // The row of src that is packed row `row`, or null: it belongs to another part, or to none.
 template <class S>
 __device__ __forceinline__ const S* source_row(const PackArgs& args, int row) {

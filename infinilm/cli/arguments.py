@@ -127,7 +127,8 @@ def add_model_settings(
         "--kv-cache-dtype",
         default="auto",
         metavar="DTYPE",
-        help="of keys and values: float32, bfloat16, float16, int8 or auto (default): the checkpoint's 16 bits, if any",
+        help="of keys and values: float32, bfloat16, float16, int8, fp8 (on GPUs) or auto (default): the checkpoint's "
+        "16 bits, if any",
     )
     if context:
         group.add_argument("--max-model-len", type=positive, metavar="N", help="tokens of prompt and output together")

@@ -472,7 +472,7 @@ class InferEngine(OfThisProcess):
         dtype = resolve_cache_dtype(cache_config.dtype, self.dtype, computed=self.dtype, device=self.device)
         return cache_config.layout(
             max_position_embeddings=self.config.max_position_embeddings,
-            kv_bytes_per_token=self._rank_spec.kv_bytes_per_token(dtype),
+            kv_bytes_per_token=self._rank_spec.kv_bytes_per_token(dtype, device=self.device),
             dtype=dtype,
         )
 
@@ -484,7 +484,7 @@ class InferEngine(OfThisProcess):
             settings = (
                 "max_batch_size or max_cache_len" if layout.kind == "static" else "max_kv_memory_bytes or num_blocks"
             )
-            num_bytes = layout.num_slots * self._rank_spec.kv_bytes_per_token(layout.dtype)
+            num_bytes = layout.num_slots * self._rank_spec.kv_bytes_per_token(layout.dtype, device=self.device)
             num_bytes += layout.num_blocks * self._rank_spec.state_bytes()
             raise CacheFullError(f"no room for a KV cache of {num_bytes} bytes: {error}; lower {settings}") from error
         self._cache = layout

@@ -358,7 +358,7 @@ class CacheSizing:
 
         All layers are those of the draft model, too.
         """
-        own = self.num_sharing * self.spec.kv_bytes_per_token(dtype, windows_only)
+        own = self.num_sharing * self.spec.kv_bytes_per_token(dtype, windows_only, self.device)
         return own if windows_only else own + self.draft_bytes_per_token
 
     def stages(self, dtype: str) -> tuple[StageMemory, ...]:

@@ -16,12 +16,14 @@ struct RopeStoreArgs {
     const void* k_norm;           // [head_dim] or null
     const void* v_norm;           // [head_dim] or null
     const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing; or null
-    void* k_cache;                // [num_blocks, num_kv_heads, block_size, head_dim]
+    void* k_cache;                // [num_blocks, num_kv_heads, block_size, head_dim] of cache_type
     void* v_cache;                // the same, or null: there is no v; a value fills the beginning of its row
     const void* q_turned;         // what is turned into the beginning of each head of q; or null: that itself
     int64_t q_turned_stride, q_turned_head_stride;  // of tokens, and of heads
     int num_heads, num_kv_heads, head_dim, value_dim, rotary_dim, block_size;
     float eps;
+    float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] where rows have scales, or null
+    Element cache_type;
 };
 
 // In place in qkv; then k and v go to the cache.
@@ -38,7 +40,7 @@ struct QkNormRopeStoreArgs {
 // is so many elements at the end of its key, and else at the beginning of its own row.
 struct AttentionArgs {
     const void* q;                  // [num_tokens, num_heads, head_dim] T, tokens q_stride elements apart
-    const void *k_cache, *v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+    const void *k_cache, *v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim] of cache_type
     const int32_t* block_table;     // [num_seqs, ..], rows block_table_stride apart
     const int32_t* cu_seqlens_q;    // [num_seqs + 1]
     const int32_t* context_lens;    // [num_seqs]
@@ -54,13 +56,15 @@ struct AttentionArgs {
     bool chunked;                    // it begins where the position is a multiple of it, and does not slide
     bool two_way;                    // keys behind the position are seen, too
     Element type;
+    const float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] where rows have scales, or null
+    Element cache_type;                // of k_cache and v_cache
 };
 
 // See ChooseKeysParams in ops/backend.h.
 struct ChooseKeysArgs {
     const void* q;                // [num_tokens, num_heads, head_dim] T, tokens q_stride elements apart
     const float* weights;         // [num_tokens, num_heads], rows weights_stride apart
-    const void* k_cache;          // [num_blocks, block_size, head_dim]
+    const void* k_cache;          // [num_blocks, block_size, head_dim] of cache_type
     const int32_t* block_table;   // [num_seqs, ..], rows block_table_stride apart
     const int32_t* cu_seqlens_q;  // [num_seqs + 1]
     const int32_t* context_lens;  // [num_seqs]
@@ -69,6 +73,8 @@ struct ChooseKeysArgs {
     int64_t q_stride, weights_stride, block_table_stride, scores_stride;
     int num_tokens, num_seqs, num_heads, head_dim, block_size, top_k, num_score_rows;
     Element type;
+    const float* k_scales;  // [num_blocks, block_size] where rows have scales, or null
+    Element cache_type;
 };
 
 }  // namespace infinilm

@@ -265,11 +265,13 @@ void bind_spec(nb::module_& m) {
             "The first layer of a stage of a pipeline and the one behind its last; without stages, of all layers.")
         .def(
             "kv_bytes_per_token",
-            [](const ModelSpec& s, const std::string& dtype, bool windows_only) {
-                return KvCache::bytes_per_token(s, dtype_from_string(dtype), windows_only);
+            [](const ModelSpec& s, const std::string& dtype, bool windows_only, const std::string& device) {
+                const DeviceKind kind = device_from_string(device).kind;
+                return KvCache::bytes_per_token(s, dtype_from_string(dtype), kind, windows_only);
             },
-            nb::arg("dtype"), nb::arg("windows_only") = false,
-            "Bytes of a KV cache in this dtype: keys and values of all layers, or of those with a window.")
+            nb::arg("dtype"), nb::arg("windows_only") = false, nb::arg("device") = "cpu",
+            "Bytes of a token of a KV cache in this dtype: keys and values of all layers, or of those with a window. "
+            "Those of all layers on a GPU have what prompts need to read 8 bits, too.")
         .def(
             "state_bytes",
             [](const ModelSpec& s, const std::string& device, int64_t num_log_rows) {

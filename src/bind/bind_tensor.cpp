@@ -21,6 +21,7 @@ nb::dlpack::dtype to_dlpack(DType dtype) {
         case DType::float32:
         case DType::float16: return {static_cast<uint8_t>(Code::Float), bits, 1};
         case DType::bfloat16: return {static_cast<uint8_t>(Code::Bfloat), bits, 1};
+        case DType::fp8:
         case DType::uint8: return {static_cast<uint8_t>(Code::UInt), bits, 1};
         default: return {static_cast<uint8_t>(Code::Int), bits, 1};
     }

@@ -11,8 +11,8 @@
 
 namespace infinilm {
 
-// int8 is for arrays that come through DLPack alone, and uint8 for bytes; no op takes either.
-enum class DType : uint8_t { float32, bfloat16, float16, int32, int64, uint8, int8 };
+// int8 is for caches and for arrays that come through DLPack, fp8 (e4m3) for caches, and uint8 for bytes.
+enum class DType : uint8_t { float32, bfloat16, float16, int32, int64, uint8, int8, fp8 };
 
 struct bf16 {
     uint16_t bits;
@@ -29,7 +29,8 @@ constexpr int64_t size_bytes(DType dtype) {
         case DType::float16: return 2;
         case DType::int64: return 8;
         case DType::uint8:
-        case DType::int8: return 1;
+        case DType::int8:
+        case DType::fp8: return 1;
     }
     return 0;
 }
@@ -43,6 +44,7 @@ constexpr std::string_view name(DType dtype) {
         case DType::int64: return "int64";
         case DType::uint8: return "uint8";
         case DType::int8: return "int8";
+        case DType::fp8: return "fp8";
     }
     return "?";
 }
@@ -65,6 +67,8 @@ constexpr std::string_view name(Quantization quantization) {
 constexpr bool is_floating(DType dtype) {
     return dtype == DType::float32 || dtype == DType::bfloat16 || dtype == DType::float16;
 }
+// Whether each row of a cache in this dtype has a float32 scale, which multiplies its numbers.
+constexpr bool has_row_scales(DType dtype) { return dtype == DType::int8 || dtype == DType::fp8; }
 
 template <class T>
 inline constexpr DType dtype_of = [] {

@@ -427,8 +427,7 @@ void CpuBackend::rope_table(const RopeTableParams& p) {
 }
 
 void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
-    const CpuRopeStoreArgs args{rope_store_args(p), p.k_scales.as<float>(), p.v_scales.as<float>(),
-                                element(p.q_norm.dtype()), element(p.k_cache.dtype())};
+    const CpuRopeStoreArgs args{rope_store_args(p), element(p.q_norm.dtype())};
     run(kernels_.rope_store, args, 2 * p.qkv.numel());
 }
 
@@ -439,28 +438,19 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     int64_t next_item = 0, work = 0;
     for (int64_t s = 0; s < num_seqs; ++s)
         work += int64_t{cu_seqlens_q[s + 1] - cu_seqlens_q[s]} * context_lens[s] * p.q.shape(1) * p.q.shape(2);
-    CpuAttentionArgs args{attention_args(p),
-                          p.k_scales.as<const float>(),
-                          (p.v_cache ? p.v_scales : p.k_scales).as<const float>(),
-                          p.two_way_seqs.as<const int32_t>(),
-                          element(p.k_cache.dtype()),
-                          pool_.size(),
-                          &next_item,
-                          nullptr,
-                          nullptr};
+    CpuAttentionArgs args{attention_args(p), pool_.size(), &next_item, nullptr, nullptr};
     args.scratch = worker_scratch(kernels_.attention_scratch_bytes(args));
     const size_t shared_bytes = kernels_.attention_shared_scratch_bytes(args);
     args.shared_scratch = shared_scratch(shared_bytes);
     // Where a text lies in one step. Decoders go on in steps of one token, and mostly wait for memory there.
-    const bool multiply_bf16 = p.two_way && compute_dtype_ == DType::bfloat16 && args.cache_element == Element::bf16 &&
-                               kernels_.attention_bf16;
+    const bool multiply_bf16 =
+        p.two_way && compute_dtype_ == DType::bfloat16 && args.cache_type == Element::bf16 && kernels_.attention_bf16;
     run(multiply_bf16 ? kernels_.attention_bf16 : kernels_.attention, args, work);
     if (shared_bytes > 0) run(kernels_.attention_merge, args, static_cast<int64_t>(shared_bytes / sizeof(float)));
 }
 
 void CpuBackend::choose_keys(const ChooseKeysParams& p) {
-    CpuChooseKeysArgs args{
-        choose_keys_args(p), p.k_scales.as<const float>(), element(p.k_cache.dtype()), 0, 0, nullptr};
+    CpuChooseKeysArgs args{choose_keys_args(p), 0, 0, nullptr};
     const auto* lens = p.context_lens.as<const int32_t>();
     const int most_keys = args.num_seqs > 0 ? *std::max_element(lens, lens + args.num_seqs) : 0;
     const ChosenAtOnce at_once = chosen_at_once(args.num_tokens, most_keys, args.top_k);

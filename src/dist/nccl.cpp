@@ -49,6 +49,7 @@ int nccl_type(DType dtype) {
         case DType::float16: return nccl::type_float16;
         case DType::int32: return nccl::type_int32;
         case DType::int64: return nccl::type_int64;
+        case DType::fp8:  // its bytes, which are sent and never added
         case DType::uint8: return nccl::type_uint8;
         case DType::int8: return nccl::type_int8;
     }

@@ -34,11 +34,15 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     if (spec.num_blocks < 1 || spec.block_size < 1)
         throw ConfigError(concat("a KV cache needs at least one block of one token, got ", spec.num_blocks,
                                  " blocks of ", spec.block_size));
-    if (!is_floating(spec.dtype) && spec.dtype != DType::int8)
-        throw ConfigError(concat("the KV cache can be float32, bfloat16, float16 or int8, got ", name(spec.dtype)));
-    if (backend.device().kind == DeviceKind::cuda && spec.dtype != model.dtype)
+    const DeviceKind device = backend.device().kind;
+    if (!is_floating(spec.dtype) && !has_row_scales(spec.dtype))
+        throw ConfigError(
+            concat("the KV cache can be float32, bfloat16, float16, int8 or fp8, got ", name(spec.dtype)));
+    if (device == DeviceKind::cpu && spec.dtype == DType::fp8)
+        throw ConfigError("on a CPU the KV cache cannot be fp8; int8 takes as much memory");
+    if (device == DeviceKind::cuda && spec.dtype != model.dtype && !has_row_scales(spec.dtype))
         throw ConfigError(concat("on a GPU the KV cache has the dtype that the engine computes in, ", name(model.dtype),
-                                 "; got ", name(spec.dtype)));
+                                 ", or is int8 or fp8; got ", name(spec.dtype)));
     layers_ = model.caches();
     const LayerRange all_layers = model.own_layers();
     for (int layer = all_layers.begin; layer < all_layers.end; ++layer)
@@ -54,7 +58,8 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         throw ConfigError(concat("num_window_blocks: expected 0 to num_blocks, which is ", spec.num_blocks, ", got ",
                                  spec.num_window_blocks));
     // The sums over layers below are numbers if all that they keep is one tensor that can be.
-    const std::array<int64_t, 3> all{spec.num_blocks, spec.block_size, bytes_per_token(model, spec.dtype, false)};
+    const std::array<int64_t, 3> all{spec.num_blocks, spec.block_size,
+                                     bytes_per_token(model, spec.dtype, device, false)};
     static_cast<void>(TensorView(nullptr, DType::uint8, all));
     for (const CacheSpec& layer : layers_) {
         groups_.push_back(spec.group_of(layer));
@@ -95,7 +100,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     }
     const auto allocate = [&](Tensor& rows, Tensor& scales, const Before& all) {
         rows = backend.allocate(spec.dtype, std::array{spec.block_size, all.elements});
-        if (spec.dtype == DType::int8)
+        if (has_row_scales(spec.dtype))
             scales = backend.allocate(DType::float32, std::array{spec.block_size, all.heads});
     };
     allocate(k_, k_scales_, first);
@@ -108,8 +113,10 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
                                     std::array{spec.num_states * spec.num_log_rows, log_columns});
         seen_.resize(static_cast<size_t>(spec.num_states));
     }
-    if (backend.device().kind == DeviceKind::cuda) {
+    if (device == DeviceKind::cuda) {
         const int64_t num_tokens = spec.num_blocks * spec.block_size;
+        if (const int64_t bytes = wide_bytes_per_token(model, spec.dtype, device); bytes > 0)
+            wide_cache_ = backend.allocate(DType::uint8, std::array{num_tokens * bytes});
         workspace_ = backend.allocate(DType::uint8, std::array{attention_bytes(model, num_tokens)});
         if (top_k() > 0)
             index_scores_ = backend.allocate(DType::float32, std::array{num_score_rows, most_keys(model, num_tokens)});
@@ -251,9 +258,22 @@ void KvCache::end_states(const Batch& batch) {
     }
 }
 
-int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only) {
-    const int64_t scale_bytes = dtype == DType::int8 ? size_bytes(DType::float32) : 0;  // of each head
-    int64_t bytes = 0;
+int64_t KvCache::wide_bytes_per_token(const ModelSpec& model, DType dtype, DeviceKind device) {
+    if (device != DeviceKind::cuda || !has_row_scales(dtype) || model.dtype == DType::float32) return 0;
+    int64_t most = 0;
+    const LayerRange own = model.own_layers_and_head();
+    for (int layer = own.begin; layer < own.end; ++layer) {
+        const CacheSpec cache = model.layer(layer).cache();
+        if (!cache.owns_rows()) continue;
+        const int64_t values = cache.kind == CacheKind::latent ? 0 : cache.second_dim();
+        most = std::max(most, cache.num_kv_heads * (cache.first_dim() + values) * size_bytes(model.dtype));
+    }
+    return most;
+}
+
+int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, DeviceKind device, bool windows_only) {
+    const int64_t scale_bytes = has_row_scales(dtype) ? size_bytes(DType::float32) : 0;  // of each head
+    int64_t bytes = windows_only ? 0 : wide_bytes_per_token(model, dtype, device);
     const LayerRange own = model.own_layers_and_head();
     for (int layer = own.begin; layer < own.end; ++layer) {
         const CacheSpec cache = model.layer(layer).cache();

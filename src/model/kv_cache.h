@@ -1,9 +1,9 @@
 // The cache of one rank: holds, for each layer, the tensors that its CacheSpec describes. Keys and values are cut into
 // blocks, whose numbers are the same in all layers of a group: there is one group, or layers with a window, which need
-// fewer blocks, are a second one. Where keys and values are int8, each row has a scale. States are numbered, too, and
-// each is that of one sequence in all layers that have one. No policy here: who owns which block and which state is the
-// scheduler's. All layers of an encoder have the same rows. A static cache is the case block_size = max_cache_len and
-// one block, and one state, per batch row. On a GPU it has the memory for partial results of attention, too, which
+// fewer blocks, are a second one. Where keys and values have 8 bits, each row has a scale. States are numbered, too,
+// and each is that of one sequence in all layers that have one. No policy here: who owns which block and which state is
+// the scheduler's. All layers of an encoder have the same rows. A static cache is the case block_size = max_cache_len
+// and one block, and one state, per batch row. On a GPU it has the memory for partial results of attention, too, which
 // depends on the number of its tokens.
 #pragma once
 
@@ -45,7 +45,7 @@ public:
     TensorView v(int layer) const { return is_latent(layer) ? TensorView() : second_rows(layer); }
     // [num_blocks, 1, block_size, index_dim]: of a layer of latents what their keys are chosen by; else absent.
     TensorView index_keys(int layer) const { return is_latent(layer) ? second_rows(layer) : TensorView(); }
-    // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
+    // [num_blocks, num_kv_heads, block_size] float32, where rows have scales; else absent.
     TensorView k_scales(int layer) const { return scales(k_scales_, place(layer), place(layer).first); }
     TensorView v_scales(int layer) const { return is_latent(layer) ? TensorView() : second_scales(layer); }
     TensorView index_scales(int layer) const { return is_latent(layer) ? second_scales(layer) : TensorView(); }
@@ -70,6 +70,8 @@ public:
     // [num_score_rows, most keys of a token] float32 on a GPU, where tokens choose keys; else absent.
     TensorView index_scores() const { return index_scores_; }
     TensorView workspace() const { return workspace_; }  // of attention on a GPU; else absent
+    // On a GPU, where rows have scales: a layer's keys and values in the dtype that is computed in; else absent.
+    TensorView wide_cache() const { return wide_cache_; }
     // What is kept of each block of a group, or of each state, in all layers of the rank: tensors whose first axis is
     // the number of the block or the state, see cache_entries.h. None for a group or states that there are not.
     std::vector<TensorView> blocks_of(int group) const;
@@ -77,12 +79,16 @@ public:
     // A state that comes from elsewhere has seen so many tokens.
     void set_state_len(int32_t state, int32_t num_tokens) { seen_.at(static_cast<size_t>(state)) = {num_tokens, 0}; }
     // Bytes of K and V, or of latents, in a rank's layers, or in those with a window alone; of an encoder in one layer.
-    static int64_t bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only);
+    // Those of all layers have wide_cache(), too.
+    static int64_t bytes_per_token(const ModelSpec& model, DType dtype, DeviceKind device, bool windows_only);
     // On a GPU, of a cache of so many tokens: workspace() and index_scores().
     static int64_t workspace_bytes(const ModelSpec& model, int64_t num_tokens);
 
 private:
     static int64_t attention_bytes(const ModelSpec& model, int64_t num_tokens);
+    // Of wide_cache(), for a token. A prompt reads each key once for many queries, so its attention widens a layer's
+    // keys and values first and is then that of 16 bits. In float32, which is for checks, attention reads the cache.
+    static int64_t wide_bytes_per_token(const ModelSpec& model, DType dtype, DeviceKind device);
     // Where the rows of a layer begin: behind so many elements, and so many scales, for each token of a block.
     struct Before {
         int64_t elements = 0, heads = 0;
@@ -125,6 +131,7 @@ private:
     std::vector<Seen> seen_;      // [num_states]
     Tensor index_scores_;         // float32
     Tensor workspace_;            // uint8
+    Tensor wide_cache_;           // uint8
 };
 
 }  // namespace infinilm

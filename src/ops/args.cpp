@@ -30,6 +30,7 @@ Element element(DType dtype) {
         case DType::bfloat16: return Element::bf16;
         case DType::float16: return Element::f16;
         case DType::int8: return Element::int8;
+        case DType::fp8: return Element::fp8;
         default: return Element::f32;
     }
 }
@@ -145,7 +146,10 @@ QkNormRopeStoreArgs rope_store_args(const RopeStoreParams& p) {
                      .value_dim = p.v_dim(),
                      .rotary_dim = q_cos_sin ? count(q_cos_sin.shape(1)) : 0,
                      .block_size = p.k_cache ? count(p.k_cache.shape(2)) : 0,
-                     .eps = p.eps},
+                     .eps = p.eps,
+                     .k_scales = p.k_scales.as<float>(),
+                     .v_scales = p.v_scales.as<float>(),
+                     .cache_type = element(p.k_cache.dtype())},
             .type = element(p.qkv.dtype())};
 }
 
@@ -180,7 +184,10 @@ AttentionArgs attention_args(const AttentionParams& p) {
         .sliding_window = p.sliding_window,
         .chunked = p.chunked,
         .two_way = p.two_way,
-        .type = element(p.q.dtype())};
+        .type = element(p.q.dtype()),
+        .k_scales = p.k_scales.as<const float>(),
+        .v_scales = (p.v_cache ? p.v_scales : p.k_scales).as<const float>(),
+        .cache_type = element(p.k_cache.dtype())};
 }
 
 ChooseKeysArgs choose_keys_args(const ChooseKeysParams& p) {
@@ -203,7 +210,9 @@ ChooseKeysArgs choose_keys_args(const ChooseKeysParams& p) {
             .block_size = count(p.k_cache.shape(2)),
             .top_k = count(p.slots.shape(1)),
             .num_score_rows = p.scores ? count(p.scores.shape(0)) : 0,
-            .type = element(p.q.dtype())};
+            .type = element(p.q.dtype()),
+            .k_scales = p.k_scales.as<const float>(),
+            .cache_type = element(p.k_cache.dtype())};
 }
 
 CausalConvArgs causal_conv_args(const CausalConvParams& p) {

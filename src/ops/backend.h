@@ -176,7 +176,8 @@ struct RopeStoreParams {
     TensorView slot_mapping;   // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
     TensorView k_cache;        // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView v_cache;        // [num_blocks, num_kv_heads, block_size, head_dim], or absent: there is no v
-    TensorView k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of each row of an int8 k_cache; or absent
+    TensorView
+        k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of the rows of an int8 or fp8 cache; or absent
     TensorView v_scales;  // the same of v_cache
     int num_heads, num_kv_heads, head_dim;
     float eps;
@@ -192,8 +193,9 @@ struct AttentionParams {
     TensorView k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView
         v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]; or absent: each value is the end of its key
-    TensorView k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of each row of an int8 k_cache; or absent
-    TensorView v_scales;  // the same of v_cache
+    TensorView
+        k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of the rows of an int8 or fp8 cache; or absent
+    TensorView v_scales;      // the same of v_cache
     TensorView block_table;   // [num_seqs, max_blocks_per_seq] int32
     TensorView cu_seqlens_q;  // [num_seqs + 1] int32
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
@@ -217,6 +219,8 @@ struct AttentionParams {
     int list = 0;               // of that, for layers like this one
     AttentionList known = {};   // of that list
     TensorView workspace = {};  // uint8: for partial results, zero before the first use; see attention_workspace_bytes
+    // uint8: room for k_cache and v_cache in the dtype of q, one behind the other, where rows have scales; else absent.
+    TensorView wide_cache = {};
 };
 
 // The keys of a paged cache that each token chooses among those that it sees, its own included: the top_k with the
@@ -227,7 +231,7 @@ struct ChooseKeysParams {
     TensorView q;         // [num_tokens, num_heads, head_dim] activation; tokens may be strided
     TensorView weights;   // [num_tokens, num_heads] float32; rows may be strided
     TensorView k_cache;   // [num_blocks, 1, block_size, head_dim]
-    TensorView k_scales;  // [num_blocks, 1, block_size] float32: of each row of an int8 k_cache; or absent
+    TensorView k_scales;  // [num_blocks, 1, block_size] float32: of the rows of an int8 or fp8 cache; or absent
     TensorView block_table, cu_seqlens_q, context_lens;  // see AttentionParams
     // Out [num_tokens, top_k] int32: block * block_size + offset of each chosen key, in the order of the keys. So it is
     // a block table of blocks of one key, where each token is a sequence. What is behind the chosen ones is undefined.

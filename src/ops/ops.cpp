@@ -49,7 +49,7 @@ public:
         require(false, parts...);
         __builtin_unreachable();
     }
-    // The KV cache of an op's params: both of one dtype, with scales where that is int8. There may be no v_cache.
+    // The KV cache of an op's params: both of one dtype, with scales where that has them. There may be no v_cache.
     template <class Params>
     void caches(const Params& p, Dim num_kv_heads, Dim head_dim) {
         key_cache(p, num_kv_heads, head_dim);
@@ -63,7 +63,9 @@ public:
     template <class Params>
     void key_cache(const Params& p, Dim num_kv_heads, Dim head_dim) {
         tensor("k_cache", p.k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim},
-               p.k_cache.dtype() == DType::int8 ? std::optional(DType::int8) : std::nullopt);
+               has_row_scales(p.k_cache.dtype()) ? std::optional(p.k_cache.dtype()) : std::nullopt);
+        require(p.k_cache.dtype() != DType::fp8 || device_.kind == DeviceKind::cuda,
+                "k_cache: fp8 is for GPUs; a CPU has int8");
         contiguous("k_cache", p.k_cache);
         require((*this)["block_size"] > 0, "k_cache: block_size must be positive");
         scales("k_scales", p.k_cache, p.k_scales, p.k_cache.dtype(), num_kv_heads);
@@ -74,8 +76,8 @@ public:
 private:
     void scales(std::string_view argument, const TensorView& cache, const TensorView& scales, DType dtype,
                 Dim num_kv_heads) {
-        require(static_cast<bool>(scales) == (cache && dtype == DType::int8), argument,
-                ": an int8 cache has scales, and no other has; k_cache is ", name(dtype));
+        require(static_cast<bool>(scales) == (cache && has_row_scales(dtype)), argument,
+                ": an int8 or fp8 cache has scales, and no other has; k_cache is ", name(dtype));
         if (!scales) return;
         tensor(argument, scales, {"num_blocks", num_kv_heads, "block_size"}, DType::float32);
         contiguous(argument, scales);

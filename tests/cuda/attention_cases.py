@@ -7,6 +7,7 @@ in the table; q is a part of wider rows, NaN besides; out lies between guards.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import sys
 from collections.abc import Sequence
@@ -18,10 +19,11 @@ from emulation import ROOT, Array, Buffer, Gpu, from_16, to_16
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(ROOT / "tests"))
+from quantised import from_8_bits, to_8_bits
 from reference import ops as oracle
 
 F64 = np.float64
-TYPES = {"f32": 0, "bf16": 1, "f16": 2}
+TYPES = {"f32": 0, "bf16": 1, "f16": 2, "int8": 3, "fp8": 4}
 UNIT = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}  # half of the distance between neighbours of 1
 AMPLE = 1 << 20  # rows of partial results: there is room for all
 CHUNK, AT_ONCE = 128, 4  # keys; chunks that a block takes at a time
@@ -126,6 +128,7 @@ class Case:
     two_way: bool = False  # keys behind a query's position are seen, too
     position_bias: bool = False
     spans: tuple[bool, ...] = ()  # sequences whose queries see all keys behind them
+    cache: str = ""  # "int8" or "fp8", with a scale for each row; else of the kind
 
     @property
     def out_dim(self) -> int:
@@ -136,7 +139,8 @@ class Case:
 class Problem:
     """A case's values and its caches on the device."""
 
-    def __init__(self, gpu: Gpu, case: Case) -> None:
+    def __init__(self, gpu: Gpu, case: Case, same_as: Problem | None = None) -> None:
+        """same_as: a problem whose cache holds the same values in another way."""
         self.gpu, self.case = gpu, case
         rng = np.random.default_rng(case.seed)
         (heads, kv_heads), dim, kind = case.heads, case.head_dim, case.kind
@@ -150,30 +154,43 @@ class Problem:
         self.k, self.v = (
             [_store(rng.standard_normal((c, kv_heads, dim)), kind) for c, _ in case.sequences] for _ in range(2)
         )
-        rows = self.k if case.value_dim and not case.own_values else self.v  # of which values are a part
-        if case.own_values:
+        if same_as is not None:
+            self.k, self.v = same_as.k, same_as.v
+        elif case.own_values:
             self.v = [v[..., : case.value_dim] for v in self.v]
-            rows = [_store(np.full(k.shape, np.nan), kind) for k in self.k]
-            for own, v in zip(rows, self.v, strict=True):
-                own[..., : case.value_dim] = v
-        elif case.value_dim:
+        kept = [self.k, self.v]  # as the cache has them, and the scales
+        scales: list[list[Array]] = []
+        if case.cache:
+            pairs = [[to_8_bits(_load(x, kind), case.cache) for x in values] for values in kept]
+            kept, scales = ([[pair[i] for pair in of] for of in pairs] for i in range(2))
+            self.k, self.v = ([_store(from_8_bits(*pair, case.cache), kind) for pair in of] for of in pairs)
+        if case.value_dim and not case.own_values:
             self.v = [k[..., dim - case.value_dim :] for k in self.k]
+            kept[1:], scales[1:] = kept[:1], scales[:1]
         block_size = case.block_size or longest
         per_sequence = -(-longest // block_size)
         blocks = rng.permutation(len(case.sequences) * per_sequence + 3)
         self.block_size, self.table = block_size, np.full((len(case.sequences), per_sequence + 1), -1, np.int32)
-        caches = [_store(np.full((blocks.size, kv_heads, block_size, dim), np.nan), kind) for _ in range(2)]
+        shape = blocks.size, kv_heads, block_size
+        of_kind = [_store(np.full((*shape, dim), np.nan), kind) for _ in range(2)]
+        caches = [rng.integers(0, 256, (*shape, dim), np.uint8) for _ in range(2)] if case.cache else of_kind
+        of_rows = [np.full(shape, np.nan, np.float32) for _ in scales]
         for s, (context, queries) in enumerate(case.sequences):
             first = first_key(context - queries + 1, case.window, case.chunked)
             for i in range(first // block_size, -(-context // block_size)):
                 self.table[s, i] = block = blocks[s * per_sequence + i]
                 at = np.arange(max(i * block_size, first), min((i + 1) * block_size, context))
-                for cache, values in zip(caches, (self.k, rows), strict=True):
-                    cache[block][:, at % block_size] = values[s][at].transpose(1, 0, 2)
+                for cache, values in zip(caches, kept, strict=True):
+                    cache[block][:, at % block_size, : values[s].shape[2]] = values[s][at].transpose(1, 0, 2)
+                for rows, of_values in zip(of_rows, scales, strict=True):
+                    rows[block][:, at % block_size] = of_values[s][at].T
         self.caches: list[Any] = [gpu.upload(cache) for cache in caches]
+        self.scales: list[Any] = [gpu.upload(rows) for rows in of_rows] or [None, None]
+        self.wide: list[Any] = [gpu.upload(cache) for cache in of_kind] if case.cache else [None, None]
         if case.value_dim and not case.own_values:
-            k = self.caches[0]
-            self.caches[1] = Buffer(k.pointer + (dim - case.value_dim) * k.dtype.itemsize, (), k.dtype)
+            for buffers in (self.caches, self.wide):
+                if (k := buffers[0]) is not None:
+                    buffers[1] = Buffer(k.pointer + (dim - case.value_dim) * k.dtype.itemsize, (), k.dtype)
 
     def whole(self) -> list[Part]:
         return [(s, 0, n) for s, (_, n) in enumerate(self.case.sequences)]
@@ -216,6 +233,7 @@ class Problem:
             len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks, flags, centre, distances,
+            TYPES[case.cache or kind], *self.scales, *self.wide,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, out_width:] == guard).all(), "wrote outside of out"
@@ -265,6 +283,9 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, 
             unequal = np.argwhere(bits.view(np.uint8) != want[s][begin:end].view(np.uint8))
             assert len(unequal) == 0, f"{problem.case}, {what}: sequence {s}, first at {unequal[0]} from query {begin}"
 
+    if problem.case.cache:  # as over a cache in 16 bits, or float32, that holds what these rows say
+        twin = Problem(gpu, dataclasses.replace(problem.case, cache=""), same_as=problem).run(whole)
+        assert all(np.array_equal(*pair) for pair in zip(want, twin, strict=True)), "not the bits of the widened keys"
     if hopper and problem.case.kind != "f32" and problem.case.head_dim <= 128:  # of wider heads it is the same
         same(whole, "by wgmma", sm90=True)
     if cuts is None:

@@ -290,6 +290,29 @@ def cuts(_: Gpu, folder: str, dtype: str) -> None:
             assert llm.forward(prompt[:length]).tobytes() == whole[:length].tobytes()
 
 
+def cache_of_8_bits(_: Gpu, name: str, dtype: str, cache: str) -> None:
+    """A golden whose keys and values have 8 bits: near the logits of transformers, and the same bits in any cut.
+
+    In float32 the numbers in the cache are those of the CPU's int8 cache, but where a sum in another order moves one
+    across the middle between two.
+    """
+    expected = expected_of(name)
+    prompt, want = expected["input_ids"].tolist(), expected["logits"]
+    settings: dict[str, Any] = {"kv_cache_dtype": cache, "max_model_len": int(expected["max_model_len"])}
+    with open_llm(golden(name), dtype=dtype, **settings) as llm:
+        assert llm.memory.kv_cache_dtype == cache
+        got = llm.forward(prompt)
+    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    assert 1e-4 < error < {"int8": 0.1, "fp8": 0.4}[cache], error
+    if dtype == "float32" and cache == "int8":
+        with open_llm(golden(name), device="cpu", dtype=dtype, **settings) as cpu:
+            of_cpu = cpu.forward(prompt)
+        assert np.linalg.norm(got - of_cpu) < 0.2 * np.linalg.norm(got - want)
+    for most, length in ((7, len(prompt)), (1, min(len(prompt), 12))):
+        with open_llm(golden(name), dtype=dtype, **settings, max_num_batched_tokens=most) as llm:
+            assert llm.forward(prompt[:length]).tobytes() == got[:length].tobytes()
+
+
 def invariance(_: Gpu, name: str, folder: str, dtype: str) -> None:
     """Bit for bit: a prompt alone, in chunks, among others; through kernels for few tokens and for many."""
     model = make_model(name, Path(folder))
@@ -427,15 +450,18 @@ def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
         assert llm.forward(prompt).tobytes() == before.tobytes()
 
 
-def together(_: Gpu, name: str, folder: str, dtype: str) -> None:
-    """Bit for bit: each prompt alone, all at once, in chunks, from prefixes of before, after a preemption."""
+def together(_: Gpu, name: str, folder: str, dtype: str, cache: str = "auto") -> None:
+    """Bit for bit: each prompt alone, all at once, in chunks, from prefixes of before, after a preemption, and from
+    blocks that lay in the memory of the host meanwhile.
+    """
     model = make_model(name, Path(folder))
     rng = np.random.default_rng(1)
     common, other = (rng.integers(3, 96, n).tolist() for n in (100, 40))
     texts = [[*common[:75], 5], [*common[:75], 9, 4, 7], common[:98], [3, 4], other]
 
     def open_small(**settings: Any) -> LLM:
-        return open_llm(model, dtype=dtype, **{"max_num_seqs": 3, "max_model_len": 120, **settings})
+        sizes = {"max_num_seqs": 3, "max_model_len": 120, "kv_cache_dtype": cache}
+        return open_llm(model, dtype=dtype, **{**sizes, **settings})
 
     def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
         sampling = {"temperature": 0.9, "seed": 3, "max_tokens": 10, "logprobs": 1}
@@ -452,6 +478,9 @@ def together(_: Gpu, name: str, folder: str, dtype: str) -> None:
     with open_small(kv_cache=PagedKVCacheConfig(num_blocks=31, block_size=4), max_num_seqs=4) as llm:
         assert answers(llm, texts) == want
         assert llm.metrics().num_preemptions > 0
+    with open_small(kv_cache=PagedKVCacheConfig(num_blocks=31, block_size=4), max_num_seqs=1, host_cache="8MiB") as llm:
+        for _ in range(2):
+            assert answers(llm, texts) == want
 
 
 # ---- errors ----

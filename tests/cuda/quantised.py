@@ -56,6 +56,22 @@ def to_e4m3(values: Array) -> NDArray[np.uint8]:
     return (nearest + np.where(np.signbit(values), 128, 0)).astype(np.uint8)
 
 
+def to_8_bits(rows: Array, name: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """What a KV cache in "int8" or "fp8" keeps of float32 rows: bytes, and the scale of each row."""
+    rows, number = rows.astype(np.float32), np.float32(127 if name == "int8" else 448)
+    largest = np.abs(rows).max(axis=-1)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(largest > SMALLEST, number / largest, np.float32(0)).astype(np.float32)
+    scaled = rows * inverse[..., None]
+    return np.rint(scaled).astype(np.int8).view(np.uint8) if name == "int8" else to_e4m3(scaled), largest / number
+
+
+def from_8_bits(numbers: NDArray[np.uint8], scales: Array, name: str) -> NDArray[np.float32]:
+    """Such rows as float32."""
+    values = numbers.view(np.int8).astype(np.float32) if name == "int8" else e4m3_values()[numbers]
+    return np.asarray(values * scales[..., None], np.float32)
+
+
 def quantise(weight: Array, name: str) -> Quantised:
     """Float32 [n, k], by the rules of quantise.h; or by simple ones where files are what quantises."""
     n, k = weight.shape

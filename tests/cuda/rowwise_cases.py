@@ -13,6 +13,7 @@ import numpy as np
 from emulation import ROOT, Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
 from packing import ORDERS, pack
+from quantised import from_8_bits, to_8_bits
 
 sys.path.insert(0, str(ROOT / "tests"))
 from reference import ops as oracle
@@ -195,11 +196,21 @@ def rope_table(gpu: Gpu, shapes: list[Shape]) -> None:
         assert (error <= UNIT["f32"] * np.abs(want) + 1e-12).all(), error.max()
 
 
-def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int, has_v: bool = True) -> list[Array]:
-    """[qkv, k_cache, v_cache] afterwards; caches as [.., head_dim] rows. data may have v_norm and q_turned."""
+def _rope_call(
+    gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int, has_v: bool = True, cache: str = ""
+) -> list[Array]:
+    """[qkv, k_cache, v_cache] afterwards; caches as [.., head_dim] rows. data may have v_norm and q_turned.
+
+    cache: "int8" or "fp8": then the scales of rows follow, first those of keys.
+    """
     heads, kv_heads, head_dim, block_size = (shape[n] for n in ("heads", "kv_heads", "head_dim", "block_size"))
     qkv = of(gpu, data["qkv"], kind, pad)
-    caches = [of(gpu, data["cache"], kind) for _ in range(2)]
+    caches: list[Any] = [of(gpu, data["cache"], kind) for _ in range(2)]
+    scales = [None, None]
+    if cache:
+        caches = [gpu.upload(np.full(data["cache"].shape, 0x55, np.uint8)) for _ in range(2)]
+        scales = [gpu.upload(np.full(len(data["cache"]), -1, np.float32)) for _ in range(2)]
+    k_cache, v_cache = (c if cache else c.pointer for c in caches)
     norms = [gpu.upload(data[n]) if shape["norm"] else None for n in ("q_norm", "k_norm")]
     cos_sin = gpu.upload(data["cos_sin"]) if shape["rotary_dim"] else None
     slots = None if data["slots"] is None else gpu.upload(data["slots"])
@@ -208,10 +219,12 @@ def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int
     strides = _long(turned.stride if turned else 0), _long(shape["rotary_dim"])
     gpu.call(
         "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), cos_sin, *norms, v_norm, slots,
-        caches[0].pointer, caches[1].pointer if has_v else None, turned.pointer if turned else None, *strides, heads,
+        k_cache, v_cache if has_v else None, turned.pointer if turned else None, *strides, heads,
         kv_heads, head_dim, shape.get("value_dim", head_dim), shape["rotary_dim"], block_size, EPS,
-        KINDS.index(kind),
+        KINDS.index(kind), *scales, {"": KINDS.index(kind), "int8": 3, "fp8": 4}[cache],
     )  # fmt: skip
+    if cache:
+        return [qkv.get(), *(gpu.download(buffer) for buffer in (*caches, *scales) if buffer is not None)]
     return [qkv.get(), *(c.get() for c in caches)]
 
 
@@ -281,6 +294,51 @@ def rope_store(gpu: Gpu, shapes: list[Shape]) -> None:
                 qkv = last[0]
             for one, several in zip([got, *caches], last, strict=True):
                 assert_bitwise(several, one)
+
+
+def rows_of(cache: Array, shape: Shape) -> Array:
+    """[num_blocks, num_kv_heads, block_size, ..] of what has a row for each."""
+    return cache.reshape(-1, shape["kv_heads"], shape["block_size"], *cache.shape[1:])
+
+
+def rope_store_8_bits(gpu: Gpu, shapes: list[Shape]) -> None:
+    """What a cache of 8 bits keeps: of rows as they come the bytes and scales of the rule; of others near what 16 bits
+    keep. qkv is as beside a cache of 16 bits, and a row that is not a number is none when it is read.
+    """
+    for shape, kind in ((shape, kind) for shape in shapes for kind in KINDS):
+        kv_heads, head_dim, block_size = (shape[n] for n in ("kv_heads", "head_dim", "block_size"))
+        data, first_k = _rope_data(kind, shape), shape["heads"] * head_dim
+        plain = {**shape, "rotary_dim": 0, "norm": False}
+        stored = [(t, *divmod(slot, block_size)) for t, slot in enumerate(data["slots"].tolist()) if slot >= 0]
+        bad = {**data, "qkv": data["qkv"].copy()}
+        if stored:
+            bad["qkv"][stored[0][0], first_k] = encode(np.float32(np.inf), kind)
+        for cache in ("int8", "fp8"):
+            _, *kept = _rope_call(gpu, kind, plain, data, shape["pad"], cache=cache)
+            qkv, *of_8 = _rope_call(gpu, kind, shape, data, shape["pad"], cache=cache)
+            want_qkv, *of_16 = _rope_call(gpu, kind, shape, data, shape["pad"])
+            assert_bitwise(qkv, want_qkv)
+            of_bad = _rope_call(gpu, kind, plain, bad, shape["pad"], cache=cache)[1:]
+            for part in range(2):
+                want = np.full(data["cache"].shape, 0x55, np.uint8), np.full(len(data["cache"]), -1, np.float32)
+                begin = first_k + part * kv_heads * head_dim
+                for token, block, offset in stored:
+                    x = decode(data["qkv"][token, begin : begin + kv_heads * head_dim], kind).reshape(kv_heads, -1)
+                    for rows, values in zip(want, to_8_bits(x, cache), strict=True):
+                        rows_of(rows, shape)[block, :, offset] = values
+                    numbers, scales = (rows_of(of_8[i], shape)[block, :, offset] for i in (part, part + 2))
+                    exact = decode(rows_of(of_16[part], shape)[block, :, offset], kind).astype(F64)
+                    error = np.abs(from_8_bits(numbers, scales, cache) - exact)
+                    # Half a step: of the largest number, or of the number itself; and one rounding to 16 bits.
+                    step = np.abs(exact).max(-1, keepdims=True) / 127 if cache == "int8" else np.abs(exact) / 8
+                    least = 0 if cache == "int8" else scales[:, None] * 2.0**-10
+                    assert (error <= 0.51 * step + least + 2 * UNIT[kind] * np.abs(exact)).all(), (shape, kind, cache)
+                for got, expected in zip(kept[part::2], want, strict=True):
+                    assert_bitwise(got, expected)
+            if stored:
+                _, block, offset = stored[0]
+                assert np.isnan(rows_of(of_bad[2], shape)[block, 0, offset])
+                assert not np.isnan(of_bad[3]).any()
 
 
 def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:

@@ -14,6 +14,7 @@ from orders import every_order
 FILES = (
     "attention.cu",
     "attention_decode.cu",
+    "attention_decode_8_bits.cu",
     "attention_prefill.cu",
     "attention_wide.cu",
     "attention_f32.cu",
@@ -66,10 +67,12 @@ def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 
         score_cap=draw(st.sampled_from((0.0, 0.0, 0.5, 50.0))),
         sinks=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32 - 1)),
+        cache=draw(st.sampled_from(("", "", "int8", "fp8"))),
     )
     return dataclasses.asdict(case)
 
 
+ORDERS = [("fifo", "late"), ("lifo", "eager"), ("random:1", "late")]
 cuts = st.lists(st.floats(0, 1), min_size=1, max_size=3)
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 late_and_eager = pytest.mark.parametrize("asynchronous", ["late", "eager"])
@@ -155,6 +158,25 @@ def test_pipelines(emulate: Run, head_dim: int, window: int, schedule: str) -> N
     check(emulate, dataclasses.asdict(case), schedule=schedule)
 
 
+# Each width of a kernel; heads that are no multiple of 16; latents, some wholly in shared memory.
+OF_8_BITS = ((32, 0), (64, 0), (72, 0), (96, 0), (128, 0), (200, 0), (96, 64), (200, 8), (320, 0), (576, 512))
+
+
+@pytest.mark.parametrize(
+    ("dims", "cache", "order"),
+    [(dims, ("int8", "fp8")[i % 2], ORDERS[i % len(ORDERS)]) for i, dims in enumerate(OF_8_BITS)],
+)
+@pytest.mark.parametrize("window", [0, 130])
+def test_cache_of_8_bits(emulate: Run, dims: tuple[int, int], cache: str, window: int, order: tuple[str, str]) -> None:
+    """Decode over several chunks, split and whole, and prompts: the bits of a cache in 16 bits with the same values."""
+    (head_dim, value_dim), (schedule, asynchronous) = dims, order
+    sequences = ((600, 1), (300, 14), (5, 5), (280, 40 if head_dim <= 128 else 3))
+    kind = "bf16" if head_dim % 3 else "f16"
+    case = Case(kind, (6, 2), head_dim, sequences, 16, window, 8, value_dim=value_dim, cache=cache)
+    how = {"settings": {"INFINILM_EMULATOR_ASYNC": asynchronous}, "schedule": schedule}
+    check(emulate, dataclasses.asdict(case), cuts=[0.4], **how)
+
+
 @st.composite
 def wide_cases(draw: Any, kind: str, head_dim: int, value_dim: int) -> dict[str, Any]:
     heads = draw(st.sampled_from(((2, 2), (6, 1), (20, 1), (40, 2))))
@@ -173,13 +195,13 @@ def wide_cases(draw: Any, kind: str, head_dim: int, value_dim: int) -> dict[str,
         sinks=draw(st.booleans()),
         value_dim=value_dim,
         chunked=window > 0 and draw(st.booleans()),
+        cache=draw(st.sampled_from(("", "int8", "fp8"))),
     )
     return dataclasses.asdict(case)
 
 
 # Heads of more than 256 columns, and values that are the ends of keys.
 WIDE = ((320, 0), (512, 0), (576, 512), (408, 264), (200, 8), (48, 32), (520, 0))
-ORDERS = [("fifo", "late"), ("lifo", "eager"), ("random:1", "late")]
 two = settings(few, max_examples=2)  # the first one is always the simplest
 
 
@@ -204,13 +226,16 @@ def test_wide_heads_and_latents_f32(emulate: Run, case: dict[str, Any], cuts: li
     check(emulate, case, cuts)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize(("kind", "cache"), [("bf16", ""), ("f32", ""), ("bf16", "int8"), ("f16", "fp8")])
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (48, 32), (24, 16), (64, 8)])
-def test_values_that_are_shorter_than_keys(emulate: Run, kind: str, head_dim: int, value_dim: int) -> None:
+def test_values_that_are_shorter_than_keys(
+    emulate: Run, kind: str, cache: str, head_dim: int, value_dim: int
+) -> None:
     """They lie in rows of their own, as long as those of keys: decode and prefill, with sinks and a window."""
     for window in (0, 7):
         lengths = ((300, 1), (130, 9), (70, 2))
         case = Case(kind, (8, 2), head_dim, lengths, 16, window, 8, sinks=True, value_dim=value_dim, own_values=True)
+        case = dataclasses.replace(case, cache=cache)
         check(emulate, dataclasses.asdict(case), [0.4])
 
 

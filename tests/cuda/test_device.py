@@ -237,6 +237,26 @@ def test_towers(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "cache"),
+    covering(
+        ["qwen3", "mistral-window", "gpt-oss", "gemma4-e2b", "deepseek-v2", "glm-moe-dsa", "qwen3-next"],
+        ["float32", "bfloat16"],
+        ["int8", "fp8"],
+    ),
+)
+def test_cache_of_8_bits(simulate: Run, name: str, dtype: str, cache: str) -> None:
+    """Norms of heads, windows, sinks, shared and wide heads, latents and the keys that tokens choose among them."""
+    outcome = simulate("device_cases:cache_of_8_bits", name=name, dtype=dtype, cache=cache)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(("name", "cache"), [("qwen3-5", "int8"), ("gemma4-e2b", "fp8"), ("deepseek-v2", "int8")])
+def test_cache_of_8_bits_of_prefixes_and_preemption(simulate: Run, models: str, name: str, cache: str) -> None:
+    outcome = simulate("device_cases:together", name=name, folder=models, dtype="bfloat16", cache=cache)
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SHAPED)
 def test_layers_of_other_shapes(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:

@@ -88,6 +88,7 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         )
     },
     "rope_store": {"shapes": rope_shapes()},
+    "rope_store_8_bits": {"shapes": rope_shapes()},
     "rope_parts": {"shapes": rope_shapes()},
     "embedding": {
         "shapes": shapes(

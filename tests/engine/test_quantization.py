@@ -103,6 +103,22 @@ class RoundedModel:
         return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
+class RoundedCache(RoundedModel):
+    """The float64 model whose keys and values are rounded with a scale for each head of a token, to int8 or to fp8."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__(None)
+        self.dtype = dtype
+
+    def round_x(self, name: str, _layer: int, x: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """A tap."""
+        if not name.endswith(("k_rope", "v_proj")):
+            return None
+        heads = x.reshape(len(x), -1, self.model.config.head_dim)  # [num_tokens, num_kv_heads, head_dim]
+        scale = np.abs(heads).max(axis=-1, keepdims=True) / {"int8": 127, "fp8": 448}[self.dtype]
+        return ((np.rint if self.dtype == "int8" else fp8)(heads / scale) * scale).reshape(x.shape)
+
+
 def mean_divergence(exact: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     return float((np.exp(exact) * (exact - other)).sum(axis=-1).mean())
 
@@ -152,6 +168,13 @@ def test_kl_divergence_of_fp8(exact_in_numpy: NDArray[np.float64]) -> None:
     """In numpy: `quantization="fp8"` is of GPUs, whose linears tests/cuda hold to the same weights."""
     rounded = RoundedModel("fp8").log_probabilities(held_out_tokens())
     assert 0 < mean_divergence(exact_in_numpy, rounded) <= 1.6e-4
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("int8", 4e-6), ("fp8", 1e-4)])
+def test_kl_divergence_of_a_cache(exact_in_numpy: NDArray[np.float64], dtype: str, most: float) -> None:
+    """In numpy: a cache in fp8 is of GPUs, whose attention tests/cuda hold to the same keys and values."""
+    rounded = RoundedCache(dtype).log_probabilities(held_out_tokens())
+    assert 0 < mean_divergence(exact_in_numpy, rounded) <= most
 
 
 def test_kl_divergence_of_int8_weights_alone(exact_in_numpy: NDArray[np.float64]) -> None:

@@ -12,6 +12,8 @@ from reference.ops import store_int8
 import infinilm
 from infinilm import LLM, InferEngine, PagedKVCacheConfig, StaticKVCacheConfig, plan_memory
 from infinilm.cache import resolve_cache_dtype
+from infinilm.config.json.model_config import AutoConfig
+from infinilm.config.spec import build_spec
 from infinilm.debug.comparison import compare
 from infinilm.errors import ConfigError
 from infinilm.models.reference import ReferenceModel
@@ -129,7 +131,7 @@ def test_compare_knows_what_a_16_bit_cache_explains(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("fp8", "expected 'auto', 'float32'"), ("int4", ".*'int8', got 'int4'")],
+    [("fp4", "expected 'auto', 'float32'"), ("int4", ".*'int8', 'fp8', got 'int4'")],
 )
 def test_other_dtypes_are_refused(folder: Path, value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_cache_dtype.*{message}"):
@@ -151,11 +153,37 @@ def test_two_settings_that_differ_are_refused(folder: Path) -> None:
         assert llm.memory.kv_cache_dtype == "float16"
 
 
-def test_a_gpu_keeps_what_it_computes_in() -> None:
+def test_a_gpu_keeps_what_it_computes_in_or_8_bits() -> None:
     for requested in (None, "auto", "bfloat16"):
         assert resolve_cache_dtype(requested, "float16", computed="bfloat16", device="cuda:1") == "bfloat16"
-    with pytest.raises(ConfigError, match=r"on a GPU .*'bfloat16', got 'float32'.*dtype='float32'"):
+    for requested, dtype in (("int8", "int8"), ("fp8", "fp8"), ("fp8_e4m3", "fp8"), ("torch.float8_e4m3fn", "fp8")):
+        assert resolve_cache_dtype(requested, "bfloat16", computed="bfloat16", device="cuda:1") == dtype
+    with pytest.raises(ConfigError, match=r"on a GPU .*'bfloat16', or is 'int8' or 'fp8', got 'float32'.*dtype="):
         resolve_cache_dtype("float32", "bfloat16", computed="bfloat16", device="cuda")
+
+
+def test_fp8_is_for_gpus(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype: 'fp8' is for GPUs, got it on a CPU; 'int8'"):
+        LLM(folder, kv_cache_dtype="fp8", device="cpu")
+    with InferEngine(folder, device_type="cpu") as engine:
+        with pytest.raises(ConfigError, match="'fp8' is for GPUs"):
+            engine.reset_cache(PagedKVCacheConfig(num_blocks=4, dtype="fp8"))
+        with pytest.raises(ConfigError, match="on a CPU the KV cache cannot be fp8; int8"):
+            engine._core.reset_cache(1, 16, "fp8")
+
+
+def test_a_gpu_keeps_a_layer_of_16_bits_beside_8(folder: Path) -> None:
+    """Prompts read that, so that a token takes it once, however many layers there are; but not in float32."""
+    config = AutoConfig.from_pretrained(folder)
+    layers, kv_heads = 2, 2
+    for dtype in ("float32", "bfloat16"):
+        spec = build_spec(config, dtype=dtype, max_model_len=8)
+        beside = 0 if dtype == "float32" else 2 * kv_heads * HEAD_DIM * 2
+        of_rows = 2 * layers * kv_heads * (HEAD_DIM + 4)
+        assert spec.kv_bytes_per_token("int8", device="cpu") == of_rows
+        assert spec.kv_bytes_per_token("int8", device="cuda:0") == of_rows + beside
+        assert spec.kv_bytes_per_token("fp8", device="cuda") == of_rows + beside
+        assert spec.kv_bytes_per_token("bfloat16", device="cuda") == 2 * layers * kv_heads * HEAD_DIM * 2
 
 
 def test_the_core_refuses_other_types(folder: Path) -> None:
@@ -164,10 +192,8 @@ def test_the_core_refuses_other_types(folder: Path) -> None:
 
 
 def test_int8_keeps_a_scale_for_each_head(folder: Path) -> None:
-    """A token takes a byte for each element, and 4 for each head of K and V; a GPU has none of it, and says so."""
+    """A token takes a byte for each element, and 4 for each head of K and V."""
     exact, small = (plan_memory(folder, device="cpu", kv_cache_dtype=dtype) for dtype in ("float32", "int8"))
     layers, kv_heads = 2, 2
     assert exact.kv_bytes_per_token == 2 * layers * kv_heads * HEAD_DIM * 4
     assert small.kv_bytes_per_token == 2 * layers * kv_heads * (HEAD_DIM + 4)
-    with pytest.raises(ConfigError, match=r"on a GPU .*'bfloat16', got 'int8'; leave it out$"):
-        resolve_cache_dtype("int8", "bfloat16", computed="bfloat16", device="cuda")

@@ -100,8 +100,8 @@ def test_scales_of_an_int8_cache(b: Any, name: str) -> None:
     run(np.int8, *scales)
     run(np.float32, None, None)
     for dtype, given, message in (
-        (np.int8, (None, None), "k_scales: an int8 cache has scales.*int8"),
-        (np.int8, (scales[0], None), "v_scales: an int8 cache has scales"),
+        (np.int8, (None, None), "k_scales: an int8 or fp8 cache has scales.*int8"),
+        (np.int8, (scales[0], None), "v_scales: an int8 or fp8 cache has scales"),
         (np.float32, scales, "k_scales: .*no other has; k_cache is float32"),
         (np.int8, (scales[0], scales[1][:, :1]), "v_scales: expected .* dimension 1|v_scales: .*num_kv_heads"),
         (np.int8, (np.ones(shape[:3], np.int32), scales[1]), "k_scales: .*float32"),

@@ -177,7 +177,7 @@ def test_bad_input() -> None:
         with pytest.raises(InfinilmError, match=message):
             b.choose_keys(**arguments)
     b.choose_keys(**{key: tensor(value) for key, value in good.items()})
-    with pytest.raises(InfinilmError, match="k_scales: an int8 cache has scales"):
+    with pytest.raises(InfinilmError, match="k_scales: an int8 or fp8 cache has scales"):
         b.choose_keys(
             **{key: tensor(value) for key, value in good.items()}, k_scales=tensor(np.zeros((9, 1, 4), np.float32))
         )

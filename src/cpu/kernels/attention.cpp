@@ -21,8 +21,7 @@ size_t attention_most_shared_scratch_bytes(const CpuAttentionArgs& args, int64_t
 }
 
 void attention(const CpuAttentionArgs& args, Share share) {
-    visit_cache_element(args.cache_element,
-                        [&](auto element) { attend_items<Floats, decltype(element)>(args, share); });
+    visit_cache_element(args.cache_type, [&](auto element) { attend_items<Floats, decltype(element)>(args, share); });
 }
 
 void attention_merge(const CpuAttentionArgs& args, Share share) {

@@ -160,7 +160,7 @@ size_t choose_keys_scratch_bytes(const CpuChooseKeysArgs& args) {
 void score_keys(const CpuChooseKeysArgs& args, Share share) {
     const Workspace workspace(args.head_dim, args.scratch[share.thread]);
     int64_t item = 0;
-    visit_cache_element(args.cache_element, [&](auto element) {
+    visit_cache_element(args.cache_type, [&](auto element) {
         for_sequences(args, [&](const Sequence& seq) {
             for (int64_t token = seq.first; token < seq.last; token += block_tokens) {
                 const Interval tokens = {token, smaller(token + block_tokens, seq.last)};

@@ -113,14 +113,10 @@ struct CpuNormArgs : NormArgs {
 };
 
 struct CpuRopeStoreArgs : QkNormRopeStoreArgs {
-    float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
-    Element norm_element, cache_element;
+    Element norm_element;
 };
 
 struct CpuAttentionArgs : AttentionArgs {
-    const float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
-    const int32_t* two_way_seqs;       // [num_seqs] or null, see AttentionParams
-    Element cache_element;
     int num_threads;       // that may work on it, of attention and attention_merge alike
     int64_t* next_item;    // 0 before attention; shares draw their work from it
     void* const* scratch;  // [num_threads], attention_scratch_bytes each
@@ -128,8 +124,6 @@ struct CpuAttentionArgs : AttentionArgs {
 };
 
 struct CpuChooseKeysArgs : ChooseKeysArgs {
-    const float* k_scales;  // [num_blocks, block_size] of an int8 cache, or null
-    Element cache_element;
     int first_token, last_token;  // tokens [first_token, last_token), whose scores are the rows of `scores`
     void* const* scratch;         // [num_threads], choose_keys_scratch_bytes each
 };

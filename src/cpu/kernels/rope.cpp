@@ -72,8 +72,8 @@ static void rope_head(const CpuRopeStoreArgs& a, int64_t token, int head) {
     const int kv_head = head - (is_key ? a.rope.num_heads : value_begin);
     const int64_t block = slot / a.rope.block_size, offset = slot % a.rope.block_size;
     const int64_t row = (block * a.rope.num_kv_heads + kv_head) * a.rope.block_size + offset;  // of the cache
-    float* const scales = is_key ? a.k_scales : a.v_scales;
-    visit_cache_element(a.cache_element, [&](auto e) {
+    float* const scales = is_key ? a.rope.k_scales : a.rope.v_scales;
+    visit_cache_element(a.rope.cache_type, [&](auto e) {
         store_head(x, (decltype(e)*)(is_key ? a.rope.k_cache : a.rope.v_cache) + row * a.rope.head_dim,
                    scales ? scales + row : scales, size);
     });

@@ -63,7 +63,8 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
                            .work = s.batch.attention_work,
                            .list = static_cast<int>(list - lists.begin()),
                            .known = list == lists.end() ? AttentionList() : *list,
-                           .workspace = s.cache.workspace()};
+                           .workspace = s.cache.workspace(),
+                           .wide_cache = s.cache.wide_cache()};
     if (slots) {  // each token is a sequence, whose blocks have one row each
         const auto of_one_row = [](const TensorView& rows) {
             if (!rows) return rows;

@@ -36,7 +36,8 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                   int most_decode, int num_prefill, int q_stride, int out_stride, int block_table_stride, int num_seqs,
                   int num_heads, int num_kv_heads, int head_dim, int value_dim, int block_size, int max_query_len,
                   float softmax_scale, float score_cap, int sliding_window, int chunked, int two_way,
-                  const float* sinks, const int* two_way_seqs, const float* position_bias, int position_bias_stride) {
+                  const float* sinks, const int* two_way_seqs, const float* position_bias, int position_bias_stride,
+                  int cache_type, const float* k_scales, const float* v_scales, void* wide_k, void* wide_v) {
     const AttentionArgs a{q,
                           k_cache,
                           v_cache,
@@ -63,10 +64,13 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                           sliding_window,
                           chunked != 0,
                           two_way != 0,
-                          static_cast<Element>(type)};
+                          static_cast<Element>(type),
+                          k_scales,
+                          v_scales,
+                          static_cast<Element>(cache_type)};
     if (a.type == Element::f32) return attention_f32(a, nullptr);
-    const AttentionWorkArgs args{static_cast<const int4*>(work), 0,        most_decode, 1, num_prefill,
-                                 attention_row_floats(head_dim), workspace};
+    const AttentionWorkArgs args{static_cast<const int4*>(work), 0,         most_decode, 1,     num_prefill,
+                                 attention_row_floats(head_dim), workspace, wide_k,      wide_v};
     return (sm90 ? attention_sm90 : attention)(a, args, nullptr);
 }
 }

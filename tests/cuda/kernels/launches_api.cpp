@@ -51,7 +51,8 @@ struct Launches {
     }
     RopeStoreArgs rope(int head_dim) const {
         return {as<float>(), as<float>(), as<float>(),   as<float>(), as<float>(), as<int64_t>(), at,       at, nullptr,
-                0,           0,           hidden / 1024, 8,           head_dim,    head_dim,      head_dim, 16, 1e-6f};
+                0,           0,           hidden / 1024, 8,           head_dim,    head_dim,      head_dim, 16, 1e-6f,
+                nullptr,     nullptr,     Element::bf16};
     }
 
     void linear(Element type, WeightFormat format, int n, int k, int tokens) {
@@ -107,14 +108,17 @@ struct Launches {
                 }
     }
 
-    void attention(Element type, int head_dim, int value_dim) {
+    // cache_type: int8 for 8 bits, else `type`.
+    void attention(Element type, int head_dim, int value_dim, Element cache_type) {
         AttentionArgs a{};
         a.q = a.k_cache = a.v_cache = a.out = at;
         a.block_table = a.cu_seqlens_q = a.context_lens = as<int>();
         a.q_stride = a.out_stride = hidden, a.block_table_stride = 1024;
         a.num_seqs = 64, a.num_heads = 32, a.num_kv_heads = 4, a.head_dim = head_dim, a.value_dim = value_dim;
         a.block_size = 16, a.max_query_len = 512, a.softmax_scale = 1, a.type = type;
-        const AttentionWorkArgs work{as<int4>(), 0, 64, 1, 64, attention_row_floats(head_dim), at};
+        a.cache_type = cache_type;
+        if (has_row_scales(cache_type)) a.k_scales = a.v_scales = as<float>();
+        const AttentionWorkArgs work{as<int4>(), 0, 64, 1, 64, attention_row_floats(head_dim), at, at, at};
         const std::string what = "attention of " + std::to_string(head_dim) + ", " + std::to_string(value_dim);
         if (type == Element::f32) return expect(attention_f32(a, nullptr), what);
         // Where decode takes all rows, there are no items of prefill.
@@ -134,16 +138,21 @@ struct Launches {
     }
     void attentions() {
         for (Element type : types) {
-            for (int head_dim : {32, 64, 80, 96, 128, 256, 512, 576}) attention(type, head_dim, head_dim);
-            for (int head_dim : {96, 256, 512, 576}) attention(type, head_dim, head_dim - 64);
-            attention(type, 320, 256);
+            for (Element cache : {type, Element::int8}) {
+                for (int head_dim : {32, 64, 80, 96, 128, 256, 512, 576}) attention(type, head_dim, head_dim, cache);
+                for (int head_dim : {96, 256, 512, 576}) attention(type, head_dim, head_dim - 64, cache);
+                attention(type, 320, 256, cache);
+            }
             ChooseKeysArgs keys{};
             keys.q = keys.k_cache = at, keys.weights = as<float>(), keys.scores = as<float>();
             keys.block_table = keys.cu_seqlens_q = keys.context_lens = as<int>(), keys.slots = as<int>();
             keys.q_stride = hidden, keys.weights_stride = 64, keys.block_table_stride = 1024, keys.scores_stride = many;
             keys.num_tokens = 64, keys.num_seqs = 1, keys.num_heads = 64, keys.head_dim = 128, keys.block_size = 16;
             keys.top_k = 2048, keys.num_score_rows = 16, keys.type = type;
+            keys.cache_type = type;
             expect(choose_keys(keys, nullptr), "choose_keys");
+            keys.cache_type = Element::int8, keys.k_scales = as<float>();
+            expect(choose_keys(keys, nullptr), "choose_keys of int8");
         }
     }
 

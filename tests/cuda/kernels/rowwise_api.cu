@@ -34,7 +34,8 @@ int make_rope_table(const int* positions, const float* inv_freq, const int* axes
 int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_sin, const float* q_norm,
                const float* k_norm, const float* v_norm, const int64_t* slot_mapping, void* k_cache, void* v_cache,
                const void* q_turned, int64_t q_turned_stride, int64_t q_turned_head_stride, int num_heads,
-               int num_kv_heads, int head_dim, int value_dim, int rotary_dim, int block_size, float eps, int type) {
+               int num_kv_heads, int head_dim, int value_dim, int rotary_dim, int block_size, float eps, int type,
+               float* k_scales, float* v_scales, int cache_type) {
     const RopeStoreArgs rope{cos_sin,
                              cos_sin,
                              q_norm,
@@ -52,7 +53,10 @@ int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_s
                              value_dim,
                              rotary_dim,
                              block_size,
-                             eps};
+                             eps,
+                             k_scales,
+                             v_scales,
+                             static_cast<Element>(cache_type)};
     return qk_norm_rope_store_kv({qkv, qkv_stride, num_tokens, rope, static_cast<Element>(type)}, nullptr);
 }
 
