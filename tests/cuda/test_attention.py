@@ -228,9 +228,7 @@ def test_wide_heads_and_latents_f32(emulate: Run, case: dict[str, Any], cuts: li
 
 @pytest.mark.parametrize(("kind", "cache"), [("bf16", ""), ("f32", ""), ("bf16", "int8"), ("f16", "fp8")])
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (48, 32), (24, 16), (64, 8)])
-def test_values_that_are_shorter_than_keys(
-    emulate: Run, kind: str, cache: str, head_dim: int, value_dim: int
-) -> None:
+def test_values_that_are_shorter_than_keys(emulate: Run, kind: str, cache: str, head_dim: int, value_dim: int) -> None:
     """They lie in rows of their own, as long as those of keys: decode and prefill, with sinks and a window."""
     for window in (0, 7):
         lengths = ((300, 1), (130, 9), (70, 2))
