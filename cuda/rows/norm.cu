@@ -91,12 +91,10 @@ __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(NormArgs args
 template <class T, bool kResidual>
 __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(NormArgs args) {
     begin_kernel();
-    const unsigned unit = blockIdx.x * (blockDim.x / 32) + warp_id();
-    const unsigned num_groups = static_cast<unsigned>(args.num_groups);
-    const int64_t row = unit / num_groups;
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp_id();
     if (row >= args.num_tokens) return;
     const int size = args.hidden_size, first = static_cast<int>(lane_id()) * 8;
-    const int64_t group = static_cast<int64_t>(unit % num_groups) * size;
+    const int group = kResidual ? 0 : static_cast<int>(blockIdx.y) * size;  // of several, where nothing is added
     // each [hidden_size]
     const T* x = static_cast<const T*>(args.x) + row * args.x_stride + group;
     T* residual = kResidual ? static_cast<T*>(args.residual) + row * args.residual_stride : nullptr;  // of one group
@@ -144,10 +142,10 @@ __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(NormArgs ar
 
 cudaError_t rms_norm(const NormArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
-    const int64_t units = static_cast<int64_t>(args.num_tokens) * args.num_groups;
-    const int warps = units < kFewRows ? 1 : kNormWarps;
-    const LaunchConfig config{dim3(static_cast<unsigned>(ceil_div<int64_t>(units, warps))), dim3(32 * warps), 0,
-                              stream};
+    const int warps = args.num_tokens < kFewRows ? 1 : kNormWarps;
+    const LaunchConfig config{
+        dim3(static_cast<unsigned>(ceil_div(args.num_tokens, warps)), static_cast<unsigned>(args.num_groups)),
+        dim3(32 * warps), 0, stream};
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
         if (args.bias)

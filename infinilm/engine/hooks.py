@@ -64,8 +64,8 @@ SITES: tuple[Site, ...] = (
     Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV),
     Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
     Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
-    # Of an indexer, which chooses the keys that latent attention reads: what it compares, behind RoPE, and by what the
-    # scores of its heads are added up.
+    # An indexer chooses the keys that latent attention reads: its queries and keys behind RoPE, and the weights with
+    # which the scores of its heads are added up.
     Site("index_q", ("self_attn.index_q", "attn.index_q"), "[num_tokens, index_n_heads, index_head_dim]"),
     Site("index_k", ("self_attn.index_k", "attn.index_k"), "[num_tokens, 1, index_head_dim]"),
     Site("index_weights", ("self_attn.index_weights", "attn.index_weights"), "[num_tokens, index_n_heads]"),

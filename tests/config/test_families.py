@@ -279,6 +279,20 @@ def test_names_of_a_family_for_fields():
     )
 
 
+def test_mimo_in_the_form_of_its_files():
+    own = {"head_dim": 24, "v_head_dim": 16, "num_attention_heads": 8}
+    kinds = {"layer_types": [F, S, S], "mlp_layer_types": ["dense", "sparse", "dense"]}
+    of_windows = {"sliding_window": 129, "swa_num_key_value_heads": 4, "rope_local_base_freq": 3e4}
+    want = facts("mimo_v2_flash", **own, **kinds, **of_windows, rms_norm_eps=1e-4, attention_out_multiplier=0.5)
+    files = {"hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 0], "layernorm_epsilon": 1e-4}
+    files |= {"swa_head_dim": 24, "swa_v_head_dim": 16, "swa_num_attention_heads": 8, "swa_rope_theta": 3e4}
+    files |= {"sliding_window": 128, "sliding_window_size": 128, "attention_chunk_size": 128}
+    got = facts("mimo_v2_flash", **own, **files, attention_value_scale=0.5, routed_scaling_factor=None)
+    assert repr(got) == repr(want)
+    assert each(got, "sinks") == (False, True, True) and each(got, "num_kv_heads") == (2, 4, 4)
+    assert each(facts("mimo_v2_flash", num_layers=7), "sliding_window") == (0, 129, 129, 129, 129, 0, 129)
+
+
 def test_kimi_counts_layers_from_one():
     own = {"full_attn_layers": [2], "num_heads": 4, "head_dim": 24, "short_conv_kernel_size": 3}
     got = facts("kimi_linear", linear_attn_config=own)

@@ -464,7 +464,7 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
         keys=(DEEPSEEK_KEYS - {"n_shared_experts"})
         | {"v_head_dim", "partial_rotary_factor", "rope_local_base_freq", "attention_out_multiplier"}
         | {"hybrid_layer_pattern", "swa_num_key_value_heads", "mlp_layer_types", "mlp_only_layers"},
-        # What multiplies values multiplies what attention adds.
+        # A factor of the values is one of the sum that attention adds.
         other_keys={
             **ROUTED_COUNT,
             "attention_value_scale": ("attention_out_multiplier",),
