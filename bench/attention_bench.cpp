@@ -96,7 +96,7 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
 
     CpuAttentionArgs args{};
     args.q = q, args.q_stride = q_stride, args.out = out, args.out_stride = q_stride;
-    args.cache_element = element, args.block_table = table.data(), args.block_table_stride = num_blocks;
+    args.cache_type = element, args.block_table = table.data(), args.block_table_stride = num_blocks;
     args.cu_seqlens_q = cu_seqlens_q, args.context_lens = context_lens, args.num_seqs = 1;
     args.block_size = block_size, args.num_heads = c.heads, args.num_kv_heads = c.kv_heads;
     args.head_dim = args.value_dim = c.head_dim;

@@ -216,7 +216,7 @@ public:
         args_.head_dim = heads.head_dim, args_.value_dim = heads.value_dim, args_.block_size = block_size;
         args_.max_query_len = queries;
         args_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(heads.head_dim));
-        args_.type = Element::bf16;
+        args_.type = args_.cache_type = Element::bf16;
         if (workspace_bytes_ > 0) check(cudaMemset(workspace_.as<void>(), 0, static_cast<size_t>(workspace_bytes_)));
         int sms = 0;
         check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
@@ -468,7 +468,10 @@ int bench_rope_store(int num_tokens, int num_heads, int num_kv_heads, int head_d
                                  head_dim,
                                  head_dim,
                                  block_size,
-                                 1e-6f};
+                                 1e-6f,
+                                 nullptr,
+                                 nullptr,
+                                 Element::bf16};
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
             return qk_norm_rope_store_kv({qkv.at(i % count, 2 * elements), width, num_tokens, rope, Element::bf16},
                                          stream);

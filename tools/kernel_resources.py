@@ -198,14 +198,16 @@ def make_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
 
 def make_attention_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
     """Registers of the attention kernels of bf16, by head_dim; those of f16 are the same. Decode may have a part of the
-    columns at a time.
+    columns at a time, and a cache in 8 bits.
     """
     found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     for mangled, name in demangle(sorted(usage)).items():
-        if match := re.fullmatch(r"attention_(decode|prefill)<bf16, (\d+)(?:, (\d+))?>", name):
-            kernel = f"{match[1]} in parts" if (match[3] or match[2]) != match[2] else match[1]
+        if match := re.fullmatch(r"attention_(decode|prefill)<bf16, (?:(bf16|.*char), )?(\d+)(?:, (\d+))?>", name):
+            kernel = f"{match[1]} of 8 bits" if match[2] not in (None, "bf16") else match[1]
+            if kernel == "decode" and match[4] != match[3]:
+                kernel = "decode in parts"
             for arch, (registers, _) in usage[mangled].items():
-                found[kernel, arch][int(match[2])] = registers
+                found[kernel, arch][int(match[3])] = registers
     widths = sorted({width for row in found.values() for width in row})
     rows = [["head_dim", *map(str, widths)], ["---"] * (1 + len(widths))]
     for (kernel, arch), row in sorted(found.items()):

@@ -81,15 +81,18 @@ class FakeNccl:
 
 
 def open_engine(
-    folder: Path, dtype: str, tp_size: int, devices: list[str] | None = None, *, graphs: bool = False
+    folder: Path, dtype: str, tp_size: int, devices: list[str] | None = None, *, graphs: bool = False, cache: str = ""
 ) -> _core.InferEngine:
-    """Without graphs, unless told, so that every step asks NCCL for what it needs."""
+    """Without graphs, unless told, so that every step asks NCCL for what it needs.
+
+    cache: the dtype of keys and values; "": that which is computed in.
+    """
     config = AutoConfig.from_pretrained(folder)
     spec = build_spec(config, dtype=dtype, max_model_len=MAX_LEN)
     engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size, graphs=graphs)
     with Checkpoint(folder) as checkpoint:
         load_weights(checkpoint, engine, dtype=dtype, config=config, progress=False)
-    engine.reset_cache(2, MAX_LEN, num_states=4 if spec.state_bytes() else 0)
+    engine.reset_cache(2, MAX_LEN, cache, num_states=4 if spec.state_bytes() else 0)
     return engine
 
 
@@ -159,14 +162,14 @@ def same_tokens(engine: _core.InferEngine, fake: FakeNccl | None = None) -> None
             assert gathered == [2 * part, 2 * 2 * num_candidates or 2 * part], (top_k, gathered)
 
 
-def parity(_: Gpu, name: str, folder: str, dtype: str, tp_size: int) -> None:
+def parity(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, cache: str = "") -> None:
     """As one rank: logits by relative norm (a value is rounded about ten times a layer), tokens equal in float32."""
     model = make_model(name, Path(folder), num_hidden_layers=1)
-    one = open_engine(model, dtype, 1)
+    one = open_engine(model, dtype, 1, cache=cache)
     ids, logits = run_steps(one)
     one.close()
     bound = 4 * EPSILON[dtype] * np.sqrt(10 * one.spec.num_layers + 2) * (16 if dtype == "float32" else 1)
-    engine = open_engine(model, dtype, tp_size)
+    engine = open_engine(model, dtype, tp_size, cache=cache)
     got_ids, got_logits = run_steps(engine)
     error = np.linalg.norm(got_logits - logits) / np.linalg.norm(logits)
     assert error <= bound, f"relative error {error:.2e}, expected at most {bound:.2e}"

@@ -33,6 +33,14 @@ def test_ranks_that_share_a_device(simulate: Run, models: str, name: str, dtype:
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(("name", "cache"), [("qwen3", "int8"), ("deepseek-v3", "fp8")])
+def test_ranks_with_a_cache_of_8_bits(simulate: Run, models: str, name: str, cache: str) -> None:
+    """The numbers of a head are those that one rank alone would keep of it."""
+    shape = {"name": name, "dtype": "bfloat16", "tp_size": 2, "cache": cache}
+    outcome = simulate("rank_cases:parity", folder=models, **shape)
+    assert outcome.ok, outcome.text
+
+
 def test_a_rank_that_fails(simulate: Run, models: str) -> None:
     outcome = simulate("rank_cases:a_rank_that_fails", folder=models)
     assert outcome.ok, outcome.text

@@ -172,7 +172,9 @@ def test_kl_divergence_of_fp8(exact_in_numpy: NDArray[np.float64]) -> None:
 
 @pytest.mark.parametrize(("dtype", "most"), [("int8", 4e-6), ("fp8", 1e-4)])
 def test_kl_divergence_of_a_cache(exact_in_numpy: NDArray[np.float64], dtype: str, most: float) -> None:
-    """In numpy: a cache in fp8 is of GPUs, whose attention tests/cuda hold to the same keys and values."""
+    """In numpy: a cache in fp8 is of GPUs, whose attention tests/cuda hold to the same keys and values, and whose
+    rounding they hold to the same rule.
+    """
     rounded = RoundedCache(dtype).log_probabilities(held_out_tokens())
     assert 0 < mean_divergence(exact_in_numpy, rounded) <= most
 

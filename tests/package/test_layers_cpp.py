@@ -26,7 +26,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "src/cpu": ("src/cpu/kernels", "src/ops", "src/numerics", "src/gguf", "src/core", "src/args"),
     "cuda/emulator": (),
     "cuda/core": ("cuda/emulator", "src/core", "src/args"),
-    "cuda/attention": ("cuda/core", "src/ops", "src/core", "src/args"),
+    "cuda/attention": ("cuda/core", "src/ops", "src/numerics", "src/core", "src/args"),
     "cuda/linear": ("cuda/attention", "cuda/core", "src/ops", "src/numerics", "src/core", "src/args"),
     "cuda/rows": ("cuda/linear", "cuda/core", "src/ops", "src/core", "src/args"),
     "cuda/delta": ("cuda/core", "src/ops", "src/core", "src/args"),
