@@ -248,9 +248,11 @@ class GenerationMixin:
             "repetition_penalty": repetition_penalty,
         }
         beams = _check_beams(num_beams, length_penalty, early_stopping)
+        sampling = _make_sampling(do_sample, given, defaults)
         if beams is not None:
-            _check_no_draws(beams, given | {"do_sample": do_sample or None, "streamer": streamer})
-        sampling = _make_sampling(do_sample, {} if beams else given, defaults)
+            penalty = None if sampling.repetition_penalty == 1 else sampling.repetition_penalty
+            others = {"repetition_penalty": penalty, "do_sample": do_sample or None, "streamer": streamer}
+            _check_no_draws(beams, given | others)
         limits = self._new_token_limits(prompts, max_new_tokens, defaults)
         draws = _Draws(len(prompts), seed)
         if eos_token_id is None and generation_config is not None:

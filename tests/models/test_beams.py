@@ -93,6 +93,7 @@ def test_in_their_words(model: CausalLM) -> None:
         ({"temperature": 0.5}, RequestError, "temperature cannot be combined with num_beams=2"),
         ({"do_sample": True}, RequestError, "do_sample cannot be combined with num_beams=2"),
         ({"repetition_penalty": 1.1}, RequestError, "repetition_penalty cannot be combined with num_beams=2"),
+        ({"generation_config": {"repetition_penalty": 1.1}}, RequestError, "repetition_penalty cannot be combined"),
         ({"streamer": print}, RequestError, "streamer cannot be combined with num_beams=2"),
         ({"num_return_sequences": 2}, RequestError, r"num_return_sequences=2 is not available.*beam_width"),
     ],
@@ -111,6 +112,16 @@ def test_a_paged_cache_that_is_too_small(folder: Path) -> None:
         pytest.raises(CacheFullError, match="3 rows of 8 tokens need 6 blocks"),
     ):
         model.generate([ROWS[0]], 5, num_beams=3)
+
+
+@pytest.mark.parametrize(("blocks", "copies"), [([0, 1], [2]), ([0], [64]), ([-1], [0])])
+def test_blocks_that_cannot_be_copied(folder: Path, blocks: list[int], copies: list[int]) -> None:
+    cache = PagedKVCacheConfig(block_size=4, num_blocks=64)
+    with (
+        AutoModelForCausalLM.from_pretrained(folder, cache_config=cache) as model,
+        pytest.raises(RequestError, match=r"block|entries"),
+    ):
+        model.model.engine.copy_blocks(blocks, copies, 3)  # type: ignore[union-attr]
 
 
 def test_a_beam_stays_where_it_was() -> None:
