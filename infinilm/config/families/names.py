@@ -15,6 +15,7 @@ from infinilm.config.fields import ModelFields
 from infinilm.config.sublayers.delta import delta_spec, state_layers
 
 __all__ = [
+    "APERTUS",
     "BAICHUAN",
     "BAICHUAN2",
     "BAILING_MOE",
@@ -713,6 +714,10 @@ MPT = TensorNames(
         "input_layernorm": "norm_1",
         "post_attention_layernorm": "norm_2",
     },
+)
+
+APERTUS = TensorNames(
+    renamed={"input_layernorm": "attention_layernorm", "post_attention_layernorm": "feedforward_layernorm"}
 )
 
 # VaultGemma calls the norm before the MLP what Gemma 2 calls it.
