@@ -78,11 +78,6 @@ REFUSED: tuple[Refused, ...] = (
         "nemotronnas deci",
     ),
     Refused(
-        "ApertusForCausalLM",
-        'an activation with weights of its own (`hidden_act` "xielu")',
-        "ArceeForCausalLM",
-    ),
-    Refused(
         "PhimoeForCausalLM",
         "a router that chooses its experts one after the other (SparseMixer)",
         "MixtralForCausalLM",

@@ -170,6 +170,8 @@ def mean_and_spread(name: str, shape: list[int], config: Any) -> tuple[float, fl
         return 0.8, 0.1
     if name.endswith("embed_tokens_per_layer.weight"):
         return 0.0, 1.0
+    if name.endswith((".act_fn.beta", ".act_fn.eps")):  # the constants of xIELU
+        return (0.5 if name.endswith("beta") else -1e-6), 0.0
     if name.endswith("A_log"):
         return -1.0, 0.7  # states that remember some tokens
     if name.endswith("bias"):

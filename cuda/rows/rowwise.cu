@@ -71,8 +71,15 @@ cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
 
 // ---- act_mul ----------------------------------------------------------------------------------------------------
 
-// gelu, quick_gelu or relu of a stored value, times up. No linear joins them, so they are here alone.
-__device__ __forceinline__ float apart_mul(Activation activation, float gate, float up) {
+// gelu, quick_gelu, relu or xielu of a stored value, times up. No linear joins them, so they are here alone.
+__device__ __forceinline__ float apart_mul(const ActMulArgs& args, float gate, float up) {
+    const Activation activation = args.activation;
+    if (activation == Activation::xielu) {
+        const float c = gate > -1e-6f ? -1e-6f : gate;
+        const float below = __fmul_rn(__fadd_rn(expm1f(c), -gate), args.alpha_n);
+        const float above = __fmul_rn(__fmul_rn(gate, gate), args.alpha_p);
+        return __fmul_rn(__fmaf_rn(gate, 0.5f, gate > 0.0f ? above : below), up);
+    }
     if (activation == Activation::quick_gelu) return __fmul_rn(gate / (1.0f + expf(__fmul_rn(gate, -1.702f))), up);
     if (activation == Activation::relu) return __fmul_rn(gate < 0.0f ? 0.0f : gate, up);  // a NaN stays one
     return __fmul_rn(__fmul_rn(gate, __fmul_rn(0.5f, erfcf(__fmul_rn(gate, -0.70710678f)))), up);
@@ -88,8 +95,7 @@ __global__ void __launch_bounds__(kRowThreads) act_mul_kernel(ActMulArgs args) {
     if (args.up) load8(static_cast<const T*>(args.up) + static_cast<int64_t>(blockIdx.x) * args.up_stride + i, up);
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-        x[j] = is_apart(args.activation) ? apart_mul(args.activation, x[j], up[j])
-                                         : act_mul<T>(args.activation, x[j], up[j]);
+        x[j] = is_apart(args.activation) ? apart_mul(args, x[j], up[j]) : act_mul<T>(args.activation, x[j], up[j]);
     store8(static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + i, x);
 }
 

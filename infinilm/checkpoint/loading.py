@@ -71,12 +71,12 @@ _MASKS = tuple(f".{module}.{name}" for module in ("attn", "attention") for name 
 def is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
     """Tensors that may be in a file without being asked for.
 
-    `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter), and the rotary
-    frequencies, the numbers of positions and the masks of what is later that old checkpoints store, which follow from
-    the configuration.
+    `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter); the rotary frequencies,
+    the numbers of positions and the masks of what is later that old checkpoints store, which follow from the
+    configuration; and the two constants of the activation xIELU, which are those of all models.
     """
     return (name in _HEADS and name not in expected) or name.endswith(
-        (".rotary_emb.inv_freq", "embeddings.position_ids", *_MASKS)
+        (".rotary_emb.inv_freq", "embeddings.position_ids", ".act_fn.beta", ".act_fn.eps", *_MASKS)
     )
 
 

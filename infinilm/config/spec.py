@@ -184,6 +184,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "quick_gelu": "quick_gelu",
         "relu": "relu",
         "relu2": "relu2",
+        "xielu": "xielu",
     }
 )
 """`hidden_act` of config.json to the engine's activation."""

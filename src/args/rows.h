@@ -33,6 +33,7 @@ struct ActMulArgs {
     int num_tokens, intermediate_size;
     Activation activation;
     Element type;
+    float alpha_p = 0, alpha_n = 0;  // of xielu
 };
 
 // x = cap * tanh(x / cap)

@@ -17,6 +17,7 @@ constexpr std::string_view name(Activation activation) {
         case Activation::gelu: return "gelu";
         case Activation::quick_gelu: return "quick_gelu";
         case Activation::relu: return "relu";
+        case Activation::xielu: return "xielu";
     }
     return "?";
 }

@@ -81,7 +81,9 @@ ActMulArgs act_mul_args(const ActMulParams& p) {
             .num_tokens = count(p.out.shape(0)),
             .intermediate_size = count(size),
             .activation = p.activation,
-            .type = element(p.out.dtype())};
+            .type = element(p.out.dtype()),
+            .alpha_p = p.alpha_p,
+            .alpha_n = p.alpha_n};
 }
 
 ClipArgs clip_args(const ClipParams& p) {

@@ -245,6 +245,7 @@ struct ActMulParams {
     Activation activation = Activation::silu;
     TensorView up =
         {};  // [num_tokens, intermediate_size] activation, where gate is alone and there is an up; or absent
+    float alpha_p = 0, alpha_n = 0;  // of xielu
 };
 
 // x = cap * tanh(x / cap), in place.

@@ -211,6 +211,7 @@ void linear_act(Backend& backend, const LinearParams& p) {
     check_linear(check, p);
     check.require(p.weight.kind == LinearKind::plain, "expected a plain weight");
     check.require(!p.residual, "expected no residual");
+    check.require(p.activation != Activation::xielu, "activation: xielu has numbers of its own; call act_mul");
     check.tensor("out", p.out, {"num_tokens", p.weight.out_features}, check.activation);
     backend.linear_act(p);
 }

@@ -416,6 +416,9 @@ def embedding(gpu: Gpu, shapes: list[Shape]) -> None:
             assert np.isnan(decode(got[list(bad)], kind)).all()
 
 
+ALPHAS = (0.75, 1.25)  # of xielu, exact in float32
+
+
 def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
     """Large gates of both signs too; up behind gate, or in rows of its own, where the result may take gate's place."""
     for shape in shapes:
@@ -424,7 +427,7 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
             x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
             gate, up = exact[:, :width], exact[:, width:]
             for number, activation in enumerate(
-                ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu", "relu")
+                ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu", "relu", "xielu")
             ):
                 dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
                 alone, apart = of(gpu, x[:, :width], kind, pad), of(gpu, x[:, width:], kind, 8)
@@ -435,16 +438,19 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
                 ):
                     gpu.call(
                         "multiply_gate", frame.pointer, ups, to.pointer, _long(frame.stride), _long(stride),
-                        _long(to.stride), rows, width, number, KINDS.index(kind),
+                        _long(to.stride), rows, width, number, KINDS.index(kind), *map(ctypes.c_float, ALPHAS),
                     )  # fmt: skip
                 assert_bitwise(alone.get(), out.get())
-                want = oracle.join(activation, gate, up)
+                want = oracle.xielu(gate, *ALPHAS) * up if activation == "xielu" else oracle.join(activation, gate, up)
                 if kind == "f16":  # which squares may be too large for
                     want = np.where(np.abs(want) >= 65520, np.copysign(np.inf, want), want)
                 # An error in the exponent of e^-2u is one of the result, of |2u| times the size.
                 exponent = 1.6 * np.abs(gate) * (1 + 0.045 * gate**2) * number
                 # exp(89) is infinite: 0 instead of 1e-36
-                assert_close(out.get(), want, kind, 1, scale=1e-28 + np.abs(want) * (1 + exponent))
+                scale = 1e-28 + np.abs(want) * (1 + exponent)
+                if activation == "xielu":  # a sum, whose terms may cancel each other
+                    scale += 2 * np.abs(gate * up) * (1 + np.abs(gate))
+                assert_close(out.get(), want, kind, 1, scale=scale)
 
 
 def clip(gpu: Gpu, shapes: list[Shape]) -> None:

@@ -92,6 +92,7 @@ GOLDEN = (
     "phi2",
     "pythia",
     "opt",
+    "apertus",
     "gpt-j",
     "falcon-7b",
     "falcon-40b",

@@ -311,6 +311,31 @@ def test_clamped_swiglu(isa: str, threads: int, case: Rows, spread: float) -> No
 
 
 @each_isa
+@each_threads
+@given(
+    case=rows(num_tokens=support.sizes),
+    spread=st.sampled_from((1e-3, 1.0, 30.0)),
+    alphas=st.tuples(st.floats(0, 4, width=32), st.floats(0.5, 4, width=32)),
+    alone=st.booleans(),
+)
+def test_xielu(isa: str, threads: int, case: Rows, spread: float, alphas: tuple[float, float], alone: bool) -> None:
+    """Against the oracle, near 0 too, of a gate alone and times up; a NaN stays one."""
+    rng = case.rng()
+    gate, up = case.x(rng) * np.float32(spread), case.x(rng)
+    gate[-1, -1] = np.nan
+    up = np.ones_like(up) if alone else up
+    given_gate = gate if alone else np.hstack([gate, up])
+    out = Output(gate.shape, pad=case.pad_out)
+    call(backend(isa, threads), "act_mul", framed(given_gate, case.pad_in), out, "xielu", None, *alphas)
+    got, want = out.check(), oracle.xielu(gate.astype(np.float64), *alphas) * up
+    assert np.isnan(got[-1, -1])
+    known = np.isfinite(want)
+    wide = np.abs(gate.astype(np.float64))
+    scale = np.abs(up) * (wide + alphas[0] * wide**2 + alphas[1] * np.minimum(wide**2, wide + 1))
+    assert_close(got[known], want[known], length=1, scale=scale[known] + 2.0**-104)
+
+
+@each_isa
 @pytest.mark.parametrize("activation", oracle.ACTIVATIONS)
 def test_act_mul_extremes(isa: str, activation: str) -> None:
     """Very negative gates give zero, very positive ones themselves or their squares, never NaN."""

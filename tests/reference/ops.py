@@ -118,6 +118,12 @@ def relu(x: F64) -> F64:
     return np.maximum(x, 0)
 
 
+def xielu(x: F64, alpha_p: float, alpha_n: float) -> F64:
+    """alpha_p x^2 + x / 2 above 0; below it alpha_n (e^c - 1 - x) + x / 2 with c = min(x, -1e-6)."""
+    below = alpha_n * (np.expm1(np.minimum(x, -1e-6)) - x)
+    return np.where(x > 0, alpha_p * x * x, below) + x / 2
+
+
 def relu2(x: F64) -> F64:
     """max(x, 0)^2."""
     return np.square(np.maximum(x, 0))

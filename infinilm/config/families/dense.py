@@ -16,6 +16,7 @@ from infinilm.config.families.defaults import (
 )
 from infinilm.config.families.family import Family
 from infinilm.config.families.names import (
+    APERTUS,
     BAICHUAN,
     BAICHUAN2,
     EXAONE,
@@ -204,6 +205,30 @@ DENSE_FAMILIES: tuple[Family, ...] = (
         gated_mlp=False,
     ),
     # With tensors of other names, or joined.
+    Family(
+        architecture="ApertusForCausalLM",
+        model_type="apertus",
+        defaults={
+            "vocab_size": 131072,
+            "intermediate_size": 14336,
+            "hidden_act": "xielu",
+            "max_position_embeddings": 65536,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 12000000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+            "pad_token_id": 3,
+        },
+        qk_norm="head",
+        gated_mlp=False,
+        names=APERTUS,
+        fixed_keys={"mlp_bias": False, "qk_norm": True, "post_norm": (False, None)},
+    ),
     Family(  # Baichuan 7B, the first
         architecture="BaiChuanForCausalLM",
         model_type="baichuan",

@@ -16,6 +16,7 @@ from infinilm.config.sublayers.delta import delta_spec, state_layers
 
 __all__ = [
     "AFMOE",
+    "APERTUS",
     "BAICHUAN",
     "BAICHUAN2",
     "BAILING_MOE",
@@ -732,6 +733,10 @@ MPT = TensorNames(
         "input_layernorm": "norm_1",
         "post_attention_layernorm": "norm_2",
     },
+)
+
+APERTUS = TensorNames(
+    renamed={"input_layernorm": "attention_layernorm", "post_attention_layernorm": "feedforward_layernorm"}
 )
 
 # VaultGemma calls the norm before the MLP what Gemma 2 calls it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from infinilm._core import MlpSpec
-from infinilm.models.reference.ops import JOINS, Array
+from infinilm.models.reference.ops import JOINS, Array, xielu
 from infinilm.models.reference.step import Step
 
 __all__ = ["mlp"]
@@ -16,5 +16,13 @@ def mlp(s: Step, spec: MlpSpec, h: Array) -> Array:
     gate = s.emit("gate_proj", s.linear(h, s.name("mlp.gate_proj"), spec.bias)) if spec.gated else None
     up = s.emit("up_proj", s.linear(h, s.name("mlp.up_proj"), spec.bias))
     gate, up = (up, np.ones_like(up)) if gate is None else (gate, up)
-    inner = s.emit("activation", JOINS[spec.activation](gate, up))  # [num_tokens, intermediate_size]
+    inner = s.emit("activation", _activated(s, spec, gate, up))  # [num_tokens, intermediate_size]
     return s.linear(inner, s.name("mlp.down_proj"), spec.bias or spec.down_bias)
+
+
+def _activated(s: Step, spec: MlpSpec, gate: Array, up: Array) -> Array:
+    if spec.activation != "xielu":
+        return JOINS[spec.activation](gate, up)
+    zero = s.scalar(0)
+    alpha_p, alpha_n = (np.logaddexp(zero, s.weights[s.name(f"mlp.act_fn.{name}")]) for name in ("alpha_p", "alpha_n"))
+    return xielu(gate, alpha_p, alpha_n + s.scalar(0.5)) * up

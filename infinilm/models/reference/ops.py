@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["JOINS", "Array", "rotate", "sigmoid", "silu", "soft_cap", "stored_array"]
+__all__ = ["JOINS", "Array", "rotate", "sigmoid", "silu", "soft_cap", "stored_array", "xielu"]
 
 Array = npt.NDArray[Any]  # of the model's dtype
 
@@ -48,6 +48,14 @@ def gelu(x: Array) -> Array:
 def quick_gelu(x: Array) -> Array:
     """An approximation of gelu by a sigmoid."""
     result: Array = x * sigmoid(x * x.dtype.type(1.702))
+    return result
+
+
+def xielu(x: Array, alpha_p: Array, alpha_n: Array) -> Array:
+    """Apply xIELU with its two numbers, see `src/args/activation.h`."""
+    scalar = x.dtype.type
+    below = (np.expm1(np.minimum(x, scalar(-1e-6))) - x) * alpha_n
+    result: Array = np.where(x > 0, alpha_p * x * x, below) + x * scalar(0.5)
     return result
 
 

@@ -103,8 +103,16 @@ INFINILM_INLINE void for_pieces(int64_t num_rows, int64_t row_size, Share share,
     }
 }
 
-static void act_mul_piece(Activation activation, const float* gate, const float* up, float* out, int64_t n) {
+static void act_mul_piece(const ActMulArgs& args, const float* gate, const float* up, float* out, int64_t n) {
+    const Activation activation = args.activation;
     int64_t i = 0;
+    if (activation == Activation::xielu) {
+        for_vectors(n, [&](int64_t i, int count) {
+            const vec x = xielu(load_partial(gate + i, count), args.alpha_p, args.alpha_n);
+            store_partial(out + i, up ? x * load_partial(up + i, count) : x, count);
+        });
+        return;
+    }
     if (activation == Activation::sigmoid && up) {
         for_vectors(n, [&](int64_t i, int count) {
             const vec x = load_partial(gate + i, count);
@@ -129,7 +137,7 @@ void act_mul(const ActMulArgs& args, Share share) {
     for_pieces(args.num_tokens, args.intermediate_size, share, [&](int64_t token, int64_t first, int64_t n) {
         const float* gate = (const float*)args.gate + token * args.gate_stride + first;  // [n]
         const float* up = args.up ? (const float*)args.up + token * args.up_stride + first : nullptr;
-        act_mul_piece(args.activation, gate, up, (float*)args.out + token * args.out_stride + first, n);
+        act_mul_piece(args, gate, up, (float*)args.out + token * args.out_stride + first, n);
     });
 }
 

@@ -428,6 +428,23 @@ INFINILM_INLINE vec gelu(vec x) {
 // See core/activation.h. A NaN stays one: a comparison with it is false.
 INFINILM_INLINE vec relu(vec x) { return x < 0.0f ? set1(0.0f) : x; }
 INFINILM_INLINE vec relu2(vec x) { return relu(x) * relu(x); }
+// e^c - 1 - c is a series of c within 1 of zero, where the difference would lose most of its digits.
+INFINILM_INLINE vec xielu(vec x, float alpha_p, float alpha_n) {
+    const vec c = x > -1e-6f ? set1(-1e-6f) : x;
+    vec series = set1(1.0f / 39916800);
+    series = fma(series, c, set1(1.0f / 3628800));
+    series = fma(series, c, set1(1.0f / 362880));
+    series = fma(series, c, set1(1.0f / 40320));
+    series = fma(series, c, set1(1.0f / 5040));
+    series = fma(series, c, set1(1.0f / 720));
+    series = fma(series, c, set1(1.0f / 120));
+    series = fma(series, c, set1(1.0f / 24));
+    series = fma(series, c, set1(1.0f / 6));
+    series = fma(series, c, set1(0.5f));
+    const vec bend = c > -1.0f ? series * c * c : exp(c) - 1.0f - c;
+    const vec below = (bend + (c - x)) * alpha_n, above = x * x * alpha_p;
+    return fma(x, set1(0.5f), x > 0.0f ? above : below);
+}
 INFINILM_INLINE vec clamped_swiglu(vec gate, vec up) {
     gate = gate > 7.0f ? set1(7.0f) : gate;
     up = up > 7.0f ? set1(7.0f) : up;

@@ -1,5 +1,9 @@
 #include "model/sublayers/mlp.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "model/prepare_vectors.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -50,6 +54,17 @@ Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hoo
 
 void Mlp::declare(ParamTable& table, const std::string& at, const MlpSpec& whole) {
     declare_mlp(table, gate_up_proj_, down_proj_, at, whole, false, hidden_size_);
+    if (activation_ != Activation::xielu) return;
+    // Both are softplus of what is learned, so that neither is negative; alpha_n is at least the slope in 0, 1 / 2.
+    const auto number = [&](VectorWeights& weights, const char* name, float& out, float least) {
+        table.tensor(weights, at + name, {1}, {}, [&out, least](Backend& backend, const VectorWeights& own) {
+            const float x = *widened(backend, own.loaded).as<const float>();
+            out = least + std::max(x, 0.0f) + std::log1p(std::exp(-std::abs(x)));
+            return Tensor();  // the host reads it
+        });
+    };
+    number(alpha_p_own_, "act_fn.alpha_p", alpha_p_, 0);
+    number(alpha_n_own_, "act_fn.alpha_n", alpha_n_, 0.5f);
 }
 
 void Mlp::declare(ParamTable& table) { declare(table, table.prefix() + "mlp.", *table.layer_spec().mlp); }
@@ -76,7 +91,8 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
                         .out = inner,
                         .activation = activation_};
     if (!Tap::active && joined_) return ops::linear(s.backend, linear);
-    if (!Tap::active && !gated_ && !clipped_) return ops::linear_act(s.backend, linear);
+    const bool is_plain = activation_ != Activation::xielu && !clipped_;
+    if (!Tap::active && !gated_ && is_plain) return ops::linear_act(s.backend, linear);
 
     const Buffer& buffer = gated_ ? gate_up_ : inner_;
     const TensorView gate_up = s.view(buffer);
@@ -84,7 +100,9 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
     if (gated_ && hooked_) s.tap_own(sites::gate_proj, gate_up.slice(1, 0, inner_size_), buffer);
     const TensorView up = gated_ ? gate_up.slice(1, inner_size_, 2 * inner_size_) : gate_up;
     if (hooked_) s.tap_own(sites::up_proj, up, buffer);
-    ops::act_mul(s.backend, {.gate_up = gate_up, .out = inner, .activation = activation_});
+    ops::act_mul(
+        s.backend,
+        {.gate_up = gate_up, .out = inner, .activation = activation_, .alpha_p = alpha_p_, .alpha_n = alpha_n_});
     if (hooked_) s.tap_own(sites::activation, inner, inner_);
 }
 

@@ -39,8 +39,10 @@ private:
     Buffer inner_;    // [num_tokens, intermediate_size]
     Buffer gate_up_;  // [num_tokens, 2 * intermediate_size], with a tap or where they are not joined
 
-    LinearWeights gate_up_proj_;  // gate, up, or up alone: each [intermediate_size, hidden_size]
-    LinearWeights down_proj_;     // [hidden_size, intermediate_size]
+    LinearWeights gate_up_proj_;               // gate, up, or up alone: each [intermediate_size, hidden_size]
+    LinearWeights down_proj_;                  // [hidden_size, intermediate_size]
+    VectorWeights alpha_p_own_, alpha_n_own_;  // [1] each, of xielu, from which the host makes these:
+    float alpha_p_ = 0, alpha_n_ = 0;
 };
 
 // Writes the rows of the two linears of an MLP or an expert. size: of what it reads and gives; 0: hidden_size.

@@ -18,6 +18,7 @@ Buffer all_vectors(const ModelSpec& spec, BufferPlan& plan) {
 
 void OwnVectorsSpec::check(const ModelSpec& model) const {
     require_spec(pad_id >= 0 && pad_id < vocab_size, "the table of vectors of each layer has no row ", pad_id);
+    require_spec(activation != Activation::xielu, "vectors of each layer have no activation with numbers of its own");
     require_spec(size > 0 && model.post_norms && vocab_size >= model.vocab_size,
                  "vectors of each layer need post_norms, and a table of at least vocab_size rows; it has ", vocab_size);
 }
