@@ -365,7 +365,8 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
         key_scale = row >= 0 ? p.k_scales[row] : 0.0f;
         value_scale = row >= 0 ? p.v_scales[row] : 0.0f;
     };
-    // Of a part of the values, which lie in the place of the keys then: behind a barrier that no thread reads it.
+    // Widens a part of the values, whose numbers lie in the place of the keys: behind a barrier, when no thread reads
+    // it.
     auto widen_values = [&](int i, int part) {
         if constexpr (Shape::kWidens) {
             if (!are_there)

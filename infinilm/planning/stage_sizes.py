@@ -22,7 +22,7 @@ class MemoryShare:
     devices : tuple of str
         "cpu", or the GPUs.
     cache : CacheSizing
-        Of a rank, or of all that share a memory.
+        What decides the cache of a rank, or of all ranks that share a memory.
     weight_bytes, workspace_bytes : int
         What else they take.
     """

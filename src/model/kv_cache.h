@@ -86,8 +86,9 @@ public:
 
 private:
     static int64_t attention_bytes(const ModelSpec& model, int64_t num_tokens);
-    // Of wide_cache(), for a token. A prompt reads each key once for many queries, so its attention widens a layer's
-    // keys and values first and is then that of 16 bits. In float32, which is for checks, attention reads the cache.
+    // Bytes that wide_cache() has for a token. A prompt reads each key once for many queries, so its attention widens a
+    // layer's keys and values first and is then that of 16 bits. In float32, which is for checks, attention reads the
+    // cache.
     static int64_t wide_bytes_per_token(const ModelSpec& model, DType dtype, DeviceKind device);
     // Where the rows of a layer begin: behind so many elements, and so many scales, for each token of a block.
     struct Before {
