@@ -241,7 +241,7 @@ def test_towers(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "cache"),
     covering(
-        ["qwen3", "mistral-window", "gpt-oss", "gemma4-e2b", "deepseek-v2", "glm-moe-dsa", "qwen3-next"],
+        ["qwen3", "mistral-window", "gpt-oss", "gemma4-e2b", "deepseek-v2", "mimo-v2", "glm-moe-dsa", "qwen3-next"],
         ["float32", "bfloat16"],
         ["int8", "fp8"],
     ),

@@ -178,4 +178,4 @@ def test_bad_input() -> None:
     keys, wide = (tensor(np.zeros((1, 1, 4, 8), np.float32)), tensor(np.zeros((1, 1, 9), np.float32)))
     lists = [tensor(np.array(values, np.int32)) for values in ([[0]], [0, 1], [1])]
     q = tensor(np.zeros((1, 1, 8), np.float32))
-    refuse("the end of a key of 8 elements has no 9", lambda: b.paged_attention(q, keys, None, *lists, wide, 1.0))
+    refuse("at the end of a key, of 8 elements has no 9", lambda: b.paged_attention(q, keys, None, *lists, wide, 1.0))
