@@ -47,6 +47,7 @@ TEST_FILES = (
     "linear_prefill",
     "linear_quantised",
     "attention",
+    "choose_keys",
     "rowwise",
     "delta",
     "head_linear",

@@ -230,7 +230,9 @@ public:
                  static_cast<int>(list.prefill_begin),
                  static_cast<int>(list.num_prefill),
                  list.row_floats,
-                 workspace_.as<void>()};
+                 workspace_.as<void>(),
+                 nullptr,
+                 nullptr};
         check(cudaStreamSynchronize(nullptr));
     }
     cudaError_t run(int kernel, int i, cudaStream_t stream) const {
@@ -430,7 +432,7 @@ int bench_rms_norm(int num_tokens, int hidden_size, int64_t flush_bytes, int cal
         const Memory weight(Element::f32, hidden_size, 1);
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
             return rms_norm({x.at(i % count, 2 * elements), nullptr, weight.as<float>(), nullptr, nullptr,
-                             out.at(i % count, 2 * elements), hidden_size, 0, hidden_size, num_tokens, hidden_size,
+                             out.at(i % count, 2 * elements), hidden_size, 0, hidden_size, num_tokens, 1, hidden_size,
                              1e-5f, 1.0f, 1.0f, Element::bf16},
                             stream);
         });
@@ -465,6 +467,7 @@ int bench_rope_store(int num_tokens, int num_heads, int num_kv_heads, int head_d
                                  0,
                                  num_heads,
                                  num_kv_heads,
+                                 head_dim,
                                  head_dim,
                                  head_dim,
                                  block_size,

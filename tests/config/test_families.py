@@ -158,7 +158,7 @@ def test_some_families_normalise_q_and_k():
         *("glm4_moe", "glm4v_moe", "dots1", "exaone4", "exaone_moe", "bailing_moe_v2", "mellum"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("gemma4", "gemma4_text", "gemma4_unified"),
-        *("lfm2", "lfm2_moe", "afmoe"),
+        *("lfm2", "lfm2_moe", "afmoe", "apertus"),
     }
     assert facts("qwen3").layers[0].mixer.qk_norm == "head" and facts("qwen2").layers[0].mixer.qk_norm == "none"
 
