@@ -434,7 +434,7 @@ _CPP_MODEL = (
     Fault(
         "MLPs use silu where hooks look",
         f"{_KINDS}/mlp.cpp",
-        "{.gate_up = gate_up, .out = inner, .activation = ⟦activation_⟧}",
+        "{.gate_up = gate_up, .out = inner, .activation = ⟦activation_⟧, .alpha_p",
         "Activation::silu",
         _sites("gemma2"),
     ),

@@ -80,7 +80,7 @@ def test_a_folder_holds_what_its_entry_says() -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(KeyError, match="tests/golden has no checkpoint 'qwen9'; it has arcee, "):
+    with pytest.raises(KeyError, match="tests/golden has no checkpoint 'qwen9'; it has apertus, arcee, "):
         golden("qwen9")
 
 
