@@ -141,7 +141,7 @@ def _check(
     with open_llm(stored, **settings) as llm, open_llm(exact, device="cpu", dtype="float32") as cpu:
         got = llm.forward(prompt)
         few = llm.forward(prompt[:5])  # by the kernels for few tokens
-        names = ModelSites(llm._plan.cache.spec).select("*")
+        names = ModelSites(llm._plan.shares[0].cache.spec).select("*")
         llm._engine.set_hooks(lambda name, layer, tensor, rank: None, names)
         hooked = llm.forward(prompt[:5])
         llm._engine.set_hooks(None, [])
@@ -168,7 +168,7 @@ def _check(
     assert (f"made {dtype}" in told) != native, told
     if ranks:
         ranks.check()
-    size, numbers = plan.memory.weight_bytes * tp_size, _core.weight_bytes(plan.cache.spec, dtype) * tp_size
+    size, numbers = plan.memory.weight_bytes * tp_size, _core.weight_bytes(plan.shares[0].cache.spec, dtype) * tp_size
     assert (size < 0.85 * numbers) == native, (size, numbers)
 
 
