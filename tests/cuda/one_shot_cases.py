@@ -121,7 +121,7 @@ def check(gpu: Gpu, ranks: Ranks, got: list[tuple[Array, Array]], times: int = 1
         strides = [ctypes.c_int64(n) for n in (hidden, 0, hidden)]
         gpu.call(
             "norm_rows", of(gpu, residual, kind).pointer, None, gpu.upload(ranks.weight), None, None, normed.pointer,
-            *strides, len(rows), hidden, EPS, 1.0, KINDS.index(kind),
+            *strides, len(rows), 1, hidden, EPS, 1.0, 1.0, KINDS.index(kind),
         )  # fmt: skip
         assert_bitwise(out, normed.get())
 

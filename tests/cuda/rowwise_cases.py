@@ -136,7 +136,7 @@ def mean_square(gpu: Gpu, shapes: list[Shape]) -> None:
             strides = _long(dx.stride), _long(0), _long(dx.stride)
             nothing = (None, None)
             gpu.call(
-                "norm_rows", dx.pointer, None, *nothing, out, dx.pointer, *strides, rows, width, EPS, 0.5,
+                "norm_rows", dx.pointer, None, *nothing, out, dx.pointer, *strides, rows, 1, width, EPS, 0.5,
                 1.0, KINDS.index(kind),
             )  # fmt: skip
             assert_bitwise(dx.get(), x)

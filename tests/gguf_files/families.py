@@ -375,7 +375,7 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
     }
     if "linear_num_value_heads" in text:
         said["ssm.inner_size"] = text["linear_num_value_heads"] * text["linear_value_head_dim"]
-    if "kv_lora_rank" in text:
+    if "qk_rope_head_dim" in text:
         of_values = {} if text.get("v_head_dim") else {"v_head_dim": full.v_head_dim}
         said |= latent_metadata({**text, **of_values}, scaling, split=rules.split)
     mixers = [layer.mixer for layer in decoder_spec(full, 256).layers]

@@ -66,7 +66,7 @@ def test_keys_that_are_chosen_are_refused_where_none_are_there_to_be_shared() ->
         )  # fmt: skip
         if head is not None:
             spec.mtp = _core.MtpSpec([layer(head)])
-        _core.InferEngine(spec, ["cpu"], num_stages=num_stages)
+        _core.InferEngine(spec, ["cpu"] * num_stages, num_stages=num_stages)
 
     engine([False, True], head=False)
     with pytest.raises(ConfigError, match="layer 0 reads the keys that the layer before it chose; there is none"):
