@@ -1,6 +1,8 @@
 // The connections of stages: what goes from one to the next, and messages that are not due.
 #include <sys/socket.h>
 
+#include <array>
+
 #include "check.h"
 #include "dist/in_process.h"
 #include "dist/stage_link.h"
@@ -9,37 +11,53 @@
 namespace infinilm::test {
 namespace {
 
-Tensor filled(int64_t size, float value) {
-    Tensor out = allocate_host(DType::float32, {size});
+// Memory of the host, as a CPU has it.
+class HostBackend : public FakeBackend {
+public:
+    HostBackend() : FakeBackend(0) {}
+    Device device() const override { return {}; }
+    DeviceQueue* queue() override { return nullptr; }
+    Tensor allocate(DType dtype, std::span<const int64_t> shape) override { return allocate_host(dtype, shape); }
+};
+
+Tensor filled(Backend& backend, int64_t size, float value) {
+    Tensor out = backend.allocate(DType::float32, std::array{size});
     std::fill_n(out.as<float>(), size, value);
     return out;
 }
 
 // Three stages of two ranks, in steps of different sizes; some are stopped by one of the stages. A rank waits for the
 // stages behind it only while these are full.
-TEST(stages_hand_on) {
+template <class MakeBackend>
+void hand_on(int num_steps, const MakeBackend& make_backend) {
     constexpr int num_stages = 3, ranks = 2;
     const auto connections = connect_stages({.num_stages = num_stages});
     std::vector<std::shared_ptr<CommunicatorGroup>> groups;
     for (int s = 0; s < num_stages; ++s) groups.push_back(make_in_process_group(ranks, 1));
     rethrow_any(run_ranks(num_stages * ranks, [&](int index) {
         const int stage = index / ranks, rank = index % ranks;
-        const auto communicator = groups[static_cast<size_t>(stage)]->join(rank, nullptr);
-        FakeBackend backend(stage);  // a GPU made of memory of the host
+        auto backend = make_backend(index);
+        const auto communicator = groups[static_cast<size_t>(stage)]->join(rank, &backend);
         StageLink link(rank == 0 ? connections[static_cast<size_t>(stage)].get() : nullptr, *communicator, backend);
-        for (int step = 0; step < (rounds ? rounds : 60); ++step) {
+        for (int step = 0; step < num_steps; ++step) {
             const int64_t size = 1 + step * step * 37;
             const int stops_at = step % 7 < num_stages ? step % 7 : -1;
             const bool is_last = stage == num_stages - 1;
-            Tensor x = filled(size, 1);
+            Tensor x = filled(backend, size, 1);
             bool stopped = stage > 0 && !link.receive(x);
             CHECK(stopped == (stops_at >= 0 && stops_at < stage));
             CHECK(stopped || x.as<float>()[size - 1] == static_cast<float>(stage > 0 ? step * 10 + stage : 1));
             stopped |= stops_at == stage;
             if (!is_last && stopped) link.stop();
-            if (!is_last && !stopped) link.send(filled(size, static_cast<float>(step * 10 + stage + 1)));
+            if (!is_last && !stopped) link.send(filled(backend, size, static_cast<float>(step * 10 + stage + 1)));
         }
     }));
+}
+
+TEST(stages_hand_on) {
+    const int num_steps = rounds ? rounds : 60;
+    hand_on(num_steps, [](int) { return HostBackend(); });
+    hand_on(num_steps, [](int index) { return FakeBackend(index); });  // a GPU for each rank
 }
 
 // A stage that is ahead goes on while the one behind has not begun.
@@ -47,23 +65,23 @@ TEST(a_stage_does_not_wait_for_the_next) {
     const auto connections = connect_stages({.num_stages = 2});
     const auto group = make_in_process_group(1, 1);
     const auto communicator = group->join(0, nullptr);
-    FakeBackend backend(0);
+    HostBackend backend;
     StageLink first(connections[0].get(), *communicator, backend), second(connections[1].get(), *communicator, backend);
-    for (int step = 0; step < 3; ++step) first.send(filled(4, static_cast<float>(step)));
-    const Tensor x = filled(4, -1);
+    for (int step = 0; step < 3; ++step) first.send(filled(backend, 4, static_cast<float>(step)));
+    const Tensor x = filled(backend, 4, -1);
     for (int step = 0; step < 3; ++step) CHECK(second.receive(x) && *x.as<float>() == static_cast<float>(step));
 }
 
 TEST(messages_that_are_not_due) {
     const auto group = make_in_process_group(1, 1);
     const auto communicator = group->join(0, nullptr);
-    FakeBackend backend(0);
-    const Tensor x = filled(4, 1);
+    HostBackend backend;
+    const Tensor x = filled(backend, 4, 1);
     {
         const auto connections = connect_stages({.num_stages = 2});
         StageLink first(connections[0].get(), *communicator, backend),
             second(connections[1].get(), *communicator, backend);
-        first.send(filled(3, 1));  // of another model
+        first.send(filled(backend, 3, 1));  // of another model
         CHECK(contains(error_of([&] { second.receive(x); }), "expected 16 bytes of step 0, and got 12 of step 0"));
     }
     {
