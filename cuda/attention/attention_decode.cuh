@@ -11,9 +11,9 @@
 // not there cost less than the wait for the keys. What bounds it is latency: with few sequences a block has a chunk or
 // two. Ideas: Flash-Decoding (Dao et al. 2023), with a fixed chunk instead of a fixed number of splits.
 //
-// Of a cache in 8 bits the numbers come to places of their own, and each thread widens what it copied into the tile
-// that is multiplied: keys, then values. Half the bytes are on their way in as many copies, and scores and outputs are
-// those of attention over the widened keys, bit for bit.
+// Where the cache has 8 bits, its numbers are copied to places of their own, and each thread widens what it has copied
+// into the tile that is multiplied: keys, then values. Half the bytes are on their way in as many copies, and scores
+// and outputs are those of attention over the widened keys, bit for bit.
 #pragma once
 
 #include "cuda/attention/attention.cuh"

@@ -363,4 +363,4 @@ class CacheSizing:
 
     def stages(self, dtype: str) -> tuple[StageMemory, ...]:
         """What each stage takes, with a cache in this dtype."""
-        return tuple(part.memory(self.num_sharing, dtype) for part in self.parts)
+        return tuple(part.memory(self.num_sharing, dtype, self.device) for part in self.parts)

@@ -53,13 +53,13 @@ class StagePart:
     weight_bytes: int
     workspace_bytes: int
 
-    def memory(self, num_sharing: int, kv_cache_dtype: str) -> StageMemory:
-        """What it takes, where so many of its ranks share a memory."""
+    def memory(self, num_sharing: int, kv_cache_dtype: str, device: str) -> StageMemory:
+        """What it takes on a device, where so many of its ranks share a memory."""
         return StageMemory(
             *self.spec.own_layers,
             self.weight_bytes,
             self.workspace_bytes,
-            num_sharing * self.rank.kv_bytes_per_token(kv_cache_dtype),
+            num_sharing * self.rank.kv_bytes_per_token(kv_cache_dtype, device=device),
             num_sharing * self.rank.state_bytes(),
         )
 

@@ -79,7 +79,7 @@ public:
     // A state that comes from elsewhere has seen so many tokens.
     void set_state_len(int32_t state, int32_t num_tokens) { seen_.at(static_cast<size_t>(state)) = {num_tokens, 0}; }
     // Bytes of K and V, or of latents, in a rank's layers, or in those with a window alone; of an encoder in one layer.
-    // Those of all layers have wide_cache(), too.
+    // The bytes of all layers include those of wide_cache().
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype, DeviceKind device, bool windows_only);
     // On a GPU, of a cache of so many tokens: workspace() and index_scores().
     static int64_t workspace_bytes(const ModelSpec& model, int64_t num_tokens);
