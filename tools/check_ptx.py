@@ -40,8 +40,8 @@ TOOLKITS = {
 }
 # Files that older toolkits leave empty, since their ptxas would serialize wgmma there.
 SINCE = {"attention_sm90.cu": (12, 8)}
-# What the package is built for (meson.options), and how cuda/meson.build calls nvcc.
-ARCHITECTURES = ("80", "90a")
+# What the package is built for, and how cuda/meson.build calls nvcc.
+ARCHITECTURES, HOPPER = ("80", "90"), ("90a",)
 FLAGS = ["-ccbin", "c++", "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-I.", "-Isrc"]
 EMULATOR = "INFINILM_CUDA_EMULATOR"  # never defined here: what it guards is not compiled
 # The PTX version of CUDA 12.4: nvcc writes its own there, which older ones refuse, whatever the code needs.
@@ -221,7 +221,7 @@ def main() -> None:
         parser.error("--write is for all files and toolkits")
     CACHE.mkdir(parents=True, exist_ok=True)
     sources = args.sources or all_sources()
-    pairs = [(s, a) for s in sources for a in ARCHITECTURES if not for_hopper(s) or a == "90a"]
+    pairs = [(s, a) for s in sources for a in (HOPPER if for_hopper(s) else ARCHITECTURES)]
     version = run([args.nvcc, "--version"]).encode()
     digests = {entry(s, a): made_from(s, a, version) for s, a in pairs}
     passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}
