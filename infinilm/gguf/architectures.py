@@ -480,7 +480,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             renamed={"input_layernorm": ("attn_norm_2", "attn_norm"), "post_attention_layernorm": "attn_norm"},
         ),
         "mpt": Architecture("mpt", neutral={"attention.max_alibi_bias": (8.0,)}),
-        "bloom": Architecture("bloom"),  # q, k and v are one behind the other
+        # In these files matrices are [outputs, inputs], and q, k and v, where they are one, one behind the other.
+        "gpt2": Architecture("gpt2"),
+        "gptneox": Architecture("gpt_neox"),
+        "starcoder": Architecture("gpt_bigcode"),
+        "phi2": Architecture("phi"),
+        "bloom": Architecture("bloom"),
         # The weights of its activation are numbers of the metadata, as they are in checkpoints.
         "apertus": Architecture(
             "apertus",

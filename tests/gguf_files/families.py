@@ -274,6 +274,10 @@ FAMILIES = {
     "mpt": Rules("mpt", keys={"attention.max_alibi_bias": 8.0}),
     "bloom": Rules("bloom"),
     "apertus": Rules("apertus"),
+    "gpt2": Rules("gpt2", known={"bos_token_id": 1, "eos_token_id": 2}),
+    "pythia": Rules("gptneox", keys={"use_parallel_residual": "use_parallel_residual"}),
+    "starcoder1": Rules("starcoder"),
+    "phi2": Rules("phi2"),
     "mimo-v2": Rules(
         "mimo2",
         keys={**_EXPERTS, **_WINDOW, "attention.value_scale": "attention_value_scale", "attention.value_length": 16}
@@ -446,7 +450,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             if rules.arch.startswith("nemotron_h"):
                 name = name.replace("model.", "backbone.")
                 name = name.replace("backbone.", "model.").replace("mixer", "mlp") if ".experts." in name else name
-            starts = ("model.", "transformer.", "lm_head", "output.", "backbone.")
+            starts = ("model.", "transformer.", "lm_head", "output.", "backbone.", "gpt_neox.", "embed_out.")
             name = name if name.startswith(starts) else f"model.{name}"
             if rules.arch == "gemma4":
                 yield name if name.endswith((".weight", "_scale", ".scale")) else f"{name}.weight", array
@@ -486,6 +490,8 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                 name = name.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj")
                 name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")
             name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+            if rules.arch == "gpt2" and ".c_" in name:
+                array = array.T
             if name.endswith("conv.conv.weight"):
                 array = array.reshape(len(array), -1)
             if "mamba." in name or (".mixer." in name and ".experts" not in name):
@@ -529,12 +535,12 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
 
 
 def _joined_heads(name: str, array: Array, config: LlamaConfig, rules: Rules) -> Iterator[tuple[str, Array]]:
-    """The heads of q, k and v of one tensor: files of Falcon and Bloom have part behind part, and Ling's have three.
+    """The heads of q, k and v of one tensor: of Ling, files have three, and others part behind part.
 
     The checkpoints of the first two have, for each head of keys, its queries, that head and its values.
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    if rules.arch in ("falcon", "bloom"):
+    if rules.arch in ("falcon", "bloom", "gptneox"):
         of_heads = array.reshape(kv_heads, -1, head_dim, *array.shape[1:])
         parts = of_heads[:, :-2], of_heads[:, -2], of_heads[:, -1]
         yield name, np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
