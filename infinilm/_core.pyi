@@ -746,7 +746,7 @@ class MlpSpec:
 class ExpertsSpec:
     """Experts, of which each token goes to some."""
 
-    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False) -> None: ...
+    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False, post_norm: bool = False) -> None: ...
 
     @property
     def count(self) -> int: ...
@@ -847,6 +847,13 @@ class ExpertsSpec:
 
     @weigh_inputs.setter
     def weigh_inputs(self, arg: bool, /) -> None: ...
+
+    @property
+    def post_norm(self) -> bool:
+        """A norm for what experts alone add to the residual stream."""
+
+    @post_norm.setter
+    def post_norm(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1391,7 +1398,7 @@ class MtpSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, embedding_norm: bool = False, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1559,6 +1566,13 @@ class ModelSpec:
 
     @embedding_sum.setter
     def embedding_sum(self, value: EmbeddingSumSpec | None) -> None: ...
+
+    @property
+    def embedding_norm(self) -> bool:
+        """The embedding is normed, beside the norms of sublayers."""
+
+    @embedding_norm.setter
+    def embedding_norm(self, arg: bool, /) -> None: ...
 
     @property
     def tower(self) -> TowerSpec | None:

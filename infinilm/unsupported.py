@@ -89,11 +89,6 @@ REFUSED: tuple[Refused, ...] = (
         "GlmForCausalLM",
     ),
     Refused(
-        "AXK1ForCausalLM",
-        "a norm behind the experts, and none behind attention and dense MLPs (`post_mlp_layernorm`)",
-        "DeepseekV3ForCausalLM",
-    ),
-    Refused(
         "MiMoV2ForCausalLM",
         "q, k and v in one tensor that is cut for several ranks (`attention_projection_layout`)",
         "MiMoV2FlashForCausalLM",
@@ -132,15 +127,13 @@ REFUSED: tuple[Refused, ...] = (
         "MixtralForCausalLM",
     ),
     Refused(
-        "BioGptForCausalLM XGLMForCausalLM GPTNeoForCausalLM CTRLLMHeadModel CodeGenForCausalLM",
-        "other variants of GPT-2, with sine positions or local attention, or with q, v and k in groups in one tensor "
-        "(CodeGen)",
+        "BioGptForCausalLM XGLMForCausalLM GPTNeoForCausalLM CTRLLMHeadModel",
+        "other variants of GPT-2, with sine positions or local attention",
         "GPT2LMHeadModel",
     ),
     Refused(
-        "BloomForCausalLM RWForCausalLM GPTRefactForCausalLM",
-        "a norm of the embedding beside those of layers (Bloom), or ALiBi whose slopes are rounded (`alibi` of "
-        "RefinedWeb)",
+        "RWForCausalLM GPTRefactForCausalLM",
+        "ALiBi whose slopes are rounded (`alibi` of RefinedWeb)",
         "MptForCausalLM",
         "refact refinedweb refinedwebmodel",
     ),

@@ -165,6 +165,7 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "solar_open": transformers.SolarOpenConfig(),
         "granitemoe": transformers.GraniteMoeConfig(),
         "granitemoeshared": transformers.GraniteMoeSharedConfig(),
+        "axk1": transformers.AXK1Config(),
     }
     keys = (
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

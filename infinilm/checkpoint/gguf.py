@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,12 +21,13 @@ from infinilm.checkpoint.mapped import MappedTensors, file_state
 from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
+from infinilm.config.families import family_of_model_type
 from infinilm.config.families.names import DELTA_BY_HEAD, GATED_Q, TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import shapes_of
 from infinilm.errors import WeightError
 from infinilm.gguf.architectures import JOINED, STACKED, Architecture
-from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stored_dtype
+from infinilm.gguf.config import architecture_of, config_json, gguf_layers, layer_numbers, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf, reading
 from infinilm.pooling.recipe import GGUF_DENSE
 
@@ -184,6 +186,7 @@ class GgufCheckpoint(GgufTensors):
             config = config_json(gguf)
             self._take(self._named_tensors(gguf, self._row, config["num_hidden_layers"]))
             self.names, self._order = self._layout(config)
+            self._numbers = layer_numbers(gguf, self._row, config["num_hidden_layers"])
         self._config = config
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture, num_layers: int) -> dict[str, TensorInfo]:
@@ -241,13 +244,15 @@ class GgufCheckpoint(GgufTensors):
     def _layout(self, config: dict[str, Any]) -> tuple[TensorNames, npt.NDArray[np.int64] | None]:
         """How the engine's parameters lie in the tensors, and the order of the elements of a head of q and k."""
         modules = {match[1] for name in self.tensors if (match := _MODULE.match(name))}
+        norms_embedding = family_of_model_type(config["model_type"]).embedding_norm  # beside the norms of layers
+        has_norm = "model.embed_norm.weight" in self.tensors
         names = TensorNames(
             joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
             stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
             renamed=self._row.renamed,
             later_layers=True,
             by_head=(GATED_Q,) * self._row.gated_q + DELTA_BY_HEAD * self._row.delta_by_head,
-            norm_of_embedding="embed_norm" if "model.embed_norm.weight" in self.tensors else "",
+            norm_of_embedding="embed_norm" if has_norm and not norms_embedding else "",
             norm_of_layer="output_norm" if "output_norm" in modules else "",
         )
         prefix = f"{self._gguf.metadata['general.architecture']}."
@@ -275,7 +280,10 @@ class GgufCheckpoint(GgufTensors):
         by_head = rows_by_head(config, self.names) | (tiled_heads(config) if self._row.tiled_heads else {})
         there = {match[1] for name in self.tensors if (match := _TENSOR.fullmatch(name))}
         by_head = {module: rows for module, rows in by_head.items() if rows.tensor in there}
-        return find_by_names(self.names, self._order, layers, expected, self.tensors, by_head)
+        values = {name: array for name, array in self._numbers.items() if name in expected}
+        others = {name: shape for name, shape in expected.items() if name not in values}
+        found = find_by_names(self.names, self._order, layers, others, self.tensors, by_head)
+        return replace(found, values=found.values | values)
 
     def native_weights(self, linears: Linears, sources: Sources, device: str = "cpu") -> dict[str, str]:
         """Return the weights that a device computes with as they are stored, and their types: see `choose_native`.

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from infinilm.config.families import family_of
 from infinilm.config.families.names import TensorNames
 from infinilm.config.json.model_config import ModelConfig
+from infinilm.config.spec import rotary_dim
 from infinilm.config.sublayers.delta import delta_spec, state_layers
 from infinilm.config.sublayers.indexer import indexer_spec
 from infinilm.config.sublayers.latent import latent_spec
@@ -43,6 +44,8 @@ def order_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
 def rows_by_head(config: ModelConfig, names: TensorNames) -> dict[str, HeadRows]:
     """Return the modules whose rows stand head by head in a tensor of several."""
     found = _rows_of_latents(config) if config.kv_lora_rank else {}
+    neighbours = family_of(config.architecture).rope_pairs == "neighbours"
+    order = order_of_pairs(config.head_dim, rotary_dim(config)) if neighbours else np.arange(config.head_dim)
     for tensor, heads in ((own.tensor, own.heads(config)) for own in names.by_head):
         num_heads, of_a_head = heads
         size = sum(map(sum, of_a_head.values()))
@@ -53,7 +56,10 @@ def rows_by_head(config: ModelConfig, names: TensorNames) -> dict[str, HeadRows]
             for part in sizes:
                 parts.append(rows[:, first : first + part].reshape(-1))
                 first += part
-            found[module] = HeadRows(tensor, np.concatenate(parts), num_heads * size)
+            own = np.concatenate(parts)
+            if module in ("self_attn.q_proj", "self_attn.k_proj"):
+                own = own.reshape(-1, config.head_dim)[:, order].reshape(-1)
+            found[module] = HeadRows(tensor, own, num_heads * size)
     return found
 
 

@@ -65,7 +65,9 @@ class WeightEngine(Protocol):
         ...
 
 
-_MASKS = tuple(f".{module}.{name}" for module in ("attn", "attention") for name in ("bias", "masked_bias"))
+_MASKS = tuple(
+    f".{module}.{name}" for module in ("attn", "attention") for name in ("bias", "masked_bias", "causal_mask")
+)
 
 
 def is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
@@ -73,10 +75,18 @@ def is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
 
     `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter); the rotary frequencies,
     the numbers of positions and the masks of what is later that old checkpoints store, which follow from the
-    configuration; and the two constants of the activation xIELU, which are those of all models.
+    configuration; the two constants of the activation xIELU, which are those of all models; and norms behind MLPs that
+    files of A.X-K1 have in layers without experts, too.
     """
     return (name in _HEADS and name not in expected) or name.endswith(
-        (".rotary_emb.inv_freq", "embeddings.position_ids", ".act_fn.beta", ".act_fn.eps", *_MASKS)
+        (
+            ".rotary_emb.inv_freq",
+            "embeddings.position_ids",
+            ".act_fn.beta",
+            ".act_fn.eps",
+            ".post_mlp_layernorm.weight",
+            *_MASKS,
+        )
     )
 
 
@@ -431,4 +441,7 @@ def load_weights(
                 release(name)  # packed: not read again
             info = checkpoint.info(sources[param].tensor)  # which may hold other parameters, too
             advance(info.nbytes * math.prod(expected[param]) // max(math.prod(info.shape), 1))
+    for param, values in found.values.items():
+        if own is None or param in own:
+            engine.load_param(param, make(values, dtype="float32"))
     checkpoint.check_unchanged()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -116,12 +116,15 @@ class FoundTensors:
         Names in the files that belong to parts of the model which are not computed.
     of_heads : tuple of str
         Names in the files that belong to heads of other tasks.
+    values : dict of str to numpy.ndarray
+        Parameters that are no tensors of the files: what they are, in float32.
     """
 
     sources: dict[str, Source]
     shapes: dict[str, Shape]
     not_read: tuple[str, ...] = ()
     of_heads: tuple[str, ...] = ()
+    values: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
 def find_tensors(
@@ -170,15 +173,20 @@ def find_by_names(
     files = _Files(names, order, layers, expected, stored, by_head)
     sources: dict[str, Source] = {}
     shapes: dict[str, Shape] = {}
+    values: dict[str, npt.NDArray[np.float32]] = {}
     for name in expected:
         parameter = _parse(name, expected[name], layers)
         matches = (match(files, parameter) for match in _MATCHERS)
-        sources[name], shape = next(found for found in matches if found is not None)
-        tensor = sources[name].tensor
+        source, shape = next(found for found in matches if found is not None)
+        tensor = source.tensor
+        if parameter.module in names.zero_if_absent and tensor not in stored:
+            values[name] = np.zeros(expected[name], np.float32)
+            continue
+        sources[name] = source
         shapes[tensor] = max(shape, shapes.get(tensor, shape))  # a stack is as high as the last expert needs
     others = tuple(name for name in stored if name not in shapes and files.is_other_part(name))
     of_heads = tuple(name for name in stored if names.heads and name.startswith(names.heads))
-    return FoundTensors(sources, shapes, others, of_heads)
+    return FoundTensors(sources, shapes, others, of_heads, values)
 
 
 def has_mtp_head(config: ModelConfig, stored: Collection[str] | None, names: TensorNames | None = None) -> bool:

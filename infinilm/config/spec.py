@@ -257,6 +257,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
         embedding_sum=_embedding_sum(family, config),
+        embedding_norm=family.embedding_norm,
         ropes=ropes.tables,
         position_bias=_position_bias(family, config, max_model_len),
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],

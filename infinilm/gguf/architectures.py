@@ -260,8 +260,8 @@ class Architecture:
     shaped_layers : bool
         Layers without a window have heads of their own, and others of the keys of `layer_shapes.py` may differ, too.
     layers : str
-        What layers have that a module of its own reads from the metadata: "latent", "state", "conv", "mamba" or
-        nothing.
+        What layers have that a module of its own reads from the metadata: "latent", "state", "conv", "mamba",
+        "heads", where those with a window have other heads of keys, or nothing.
     renamed : Mapping of str to str, or to several
         As `TensorNames` has it, behind the names of `layer_names`.
     gated_q, delta_by_head : bool
@@ -269,6 +269,9 @@ class Architecture:
     tiled_heads : bool
         Heads of values of the delta rule stand as if each head of keys came again and again: first the first ones that
         all heads of keys have, then the second ones. In checkpoints those of a head of keys are neighbours.
+    layer_numbers : Mapping of str to str or float
+        Keys of the metadata, whole, that list a number of each layer: the parameter of the layer that it is, or the one
+        number that is supported.
     local_rope : bool
         Layers with a window have a `rope_theta` of their own: that of a key of the metadata, else of `defaults`, else
         that of all.
@@ -290,11 +293,12 @@ class Architecture:
     yarn: Mapping[str, object] = field(default_factory=dict)
     local_rope: bool = False
     shaped_layers: bool = False
-    layers: Literal["", "latent", "state", "conv", "mamba"] = ""
+    layers: Literal["", "latent", "state", "conv", "mamba", "heads"] = ""
     renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     gated_q: bool = False
     delta_by_head: bool = False
     tiled_heads: bool = False
+    layer_numbers: Mapping[str, str | float] = field(default_factory=dict)
 
     def model_name(self, base: str) -> str | None:
         """Return the module of a tensor outside the layers; None: there is no such."""
@@ -476,6 +480,34 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             renamed={"input_layernorm": ("attn_norm_2", "attn_norm"), "post_attention_layernorm": "attn_norm"},
         ),
         "mpt": Architecture("mpt", neutral={"attention.max_alibi_bias": (8.0,)}),
+        # In these files matrices are [outputs, inputs], and q, k and v, where they are one, one behind the other.
+        "gpt2": Architecture("gpt2"),
+        "gptneox": Architecture("gpt_neox"),
+        "starcoder": Architecture("gpt_bigcode"),
+        "phi2": Architecture("phi"),
+        "bloom": Architecture("bloom"),
+        # The weights of its activation are numbers of the metadata, as they are in checkpoints.
+        "apertus": Architecture(
+            "apertus",
+            layer_numbers={
+                "xielu.alpha_n": "mlp.act_fn.alpha_n",
+                "xielu.alpha_p": "mlp.act_fn.alpha_p",
+                "xielu.beta": 0.5,
+                "xielu.eps": -1e-6,
+            },
+        ),
+        # MiMo V2. The window is that of the file, as llama.cpp takes it: src/models/mimo2.cpp.
+        "mimo2": Architecture(
+            "mimo_v2_flash",
+            layers="heads",
+            local_rope=True,
+            keys={
+                **{key: own for key, own in _DEEPSEEK_KEYS.items() if not key.startswith("leading")},
+                "attention.value_scale": "attention_value_scale",
+            },
+            defaults={"attention_value_scale": 1.0, "first_k_dense_replace": 0, "rope_local_base_freq": 10000.0},
+            neutral=_SIGMOID,
+        ),
         # Keys as the family has them: intermediate_size is that of experts, and of the expert of all tokens. Which
         # layers have experts is seen in their tensors. A file says nothing of the chunks of attention, or, with
         # 0, that there are none, which is refused.

@@ -7,16 +7,19 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from infinilm.checks import as_integer
 from infinilm.errors import ConfigError, WeightError
 from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
 from infinilm.gguf.file import GgufFile
 from infinilm.gguf.mixing_layers import conv_layers, latent_layers, mamba_layers, state_layers
-from infinilm.gguf.shaped_layers import alike_layers
+from infinilm.gguf.shaped_layers import alike_layers, heads_of_windows
 from infinilm.gguf.vocabulary import end_ids, special_id
 from infinilm.unsupported import unsupported
 
-__all__ = ["architecture_of", "config_json", "generation_config_json", "gguf_layers", "stored_dtype"]
+__all__ = ["architecture_of", "config_json", "generation_config_json", "gguf_layers", "layer_numbers", "stored_dtype"]
 
 _DENSE = re.compile(r"blk\.(\d{1,9})\.ffn_up\.weight")  # a layer with an MLP
 _ABSENT_AS_ZERO = frozenset({"expert_weights_scale", "expert_group_count", "expert_group_used_count"})
@@ -80,6 +83,29 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     for read in _READERS:
         read(model)
     return model.values
+
+
+def layer_numbers(gguf: GgufFile, row: Architecture, num_layers: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return parameters of one number each, which the metadata have as a list of all layers."""
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for key, module in row.layer_numbers.items():
+        numbers = gguf.metadata.get(key)
+        numbers = [numbers] * num_layers if isinstance(numbers, float) else numbers
+        if not isinstance(numbers, list) or len(numbers) != num_layers or not all(map(_is_finite, numbers)):
+            raise ConfigError(
+                f"{gguf.path}: {key} must have a number for each of {num_layers} layers; got {numbers!r:.80}"
+            )
+        if isinstance(module, float):
+            if any(not math.isclose(number, module, rel_tol=2**-8) for number in numbers):  # bfloat16 has so many bits
+                raise ConfigError(f"{gguf.path}: {key} is {numbers!r:.80}; only {module} is supported")
+            continue
+        for layer, number in enumerate(numbers):
+            found[f"model.layers.{layer}.{module}"] = np.array([number], np.float32)
+    return found
+
+
+def _is_finite(number: object) -> bool:
+    return isinstance(number, float) and math.isfinite(number)
 
 
 def generation_config_json(gguf: GgufFile) -> dict[str, Any]:
@@ -246,6 +272,7 @@ _KINDS_OF_LAYERS = {
     "state": state_layers,
     "conv": conv_layers,
     "mamba": mamba_layers,
+    "heads": heads_of_windows,
 }
 
 # In this order: some read the values that others before them have set.

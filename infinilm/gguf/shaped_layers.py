@@ -7,7 +7,7 @@ from typing import Any
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
 
-__all__ = ["alike_layers"]
+__all__ = ["alike_layers", "heads_of_windows"]
 
 _OF_WINDOWS = {
     "attention.key_length_swa": "attention.key_length",
@@ -41,16 +41,9 @@ def alike_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dic
             raise fail(key, f"expected what {size} is")
     heads = rest.get("attention.head_count_kv")
     if isinstance(heads, list):
-        if len(heads) != len(pattern):
-            raise fail("attention.head_count_kv", "expected a number for each layer")
-        found = {
-            windowed: {n for n, own in zip(heads, pattern, strict=True) if own == windowed}
-            for windowed in (True, False)
-        }
-        if any(len(own) > 1 for own in found.values()):
-            raise fail("attention.head_count_kv", "expected one number where layers have a window, and one elsewhere")
-        rest["attention.head_count_kv"] = next(iter(found[True] or found[False]))
-        values["num_global_key_value_heads"] = next(iter(found[False]), None)
+        of_windows, of_others = _heads_of_keys(gguf, prefix, heads, pattern)
+        rest["attention.head_count_kv"] = of_windows or of_others
+        values["num_global_key_value_heads"] = of_others
     first_shared = len(pattern) - int(said.get("attention.shared_kv_layers", 0))
     widths = rest.get("feed_forward_length")
     if isinstance(widths, list):
@@ -71,3 +64,42 @@ def alike_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dic
     if "per_layer_token_embd.weight" in gguf.tensors:
         values["vocab_size_per_layer_input"] = gguf.tensors["per_layer_token_embd.weight"].shape[0]
     return rest, values
+
+
+def heads_of_windows(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata as they are of layers without a window, and the keys of config.json for heads.
+
+    Values may be shorter than keys. Lists go on behind the last layer, where later tokens are guessed at. `said`: by
+    their keys behind `prefix`. ConfigError: a list is absent, or layers of one kind differ.
+    """
+    rest = dict(said)
+    blocks, later = (rest.get(key, 0) for key in ("block_count", "nextn_predict_layers"))
+    pattern, heads = (rest.get(f"attention.{key}") for key in ("sliding_window_pattern", "head_count_kv"))
+    if not isinstance(pattern, list) or len(pattern) != blocks or not isinstance(later, int):
+        raise ConfigError(
+            f"{gguf.path}: {prefix}attention.sliding_window_pattern is {pattern!r:.80}: expected a number for each of "
+            f"{blocks!r:.20} layers"
+        )
+    values: dict[str, Any] = {"v_head_dim": rest.pop("attention.value_length", rest.get("attention.key_length"))}
+    pattern = rest["attention.sliding_window_pattern"] = pattern[: blocks - later]
+    if isinstance(heads, list):
+        of_windows, of_others = _heads_of_keys(gguf, prefix, heads[: blocks - later], pattern)
+        rest["attention.head_count_kv"], values["swa_num_key_value_heads"] = of_others or of_windows, of_windows
+    else:
+        values["swa_num_key_value_heads"] = heads
+    return rest, values
+
+
+def _heads_of_keys(gguf: GgufFile, prefix: str, heads: list[Any], pattern: list[Any]) -> tuple[Any, Any]:
+    """Return how many heads of keys layers with a window have, and others; None: there are no such layers."""
+
+    def fail(problem: str) -> ConfigError:
+        return ConfigError(f"{gguf.path}: {prefix}attention.head_count_kv is {heads!r:.80}: {problem}")
+
+    if len(heads) != len(pattern):
+        raise fail("expected a number for each layer")
+    found = [{n for n, own in zip(heads, pattern, strict=True) if bool(own) == kind} for kind in (True, False)]
+    if any(len(own) > 1 for own in found):
+        raise fail("expected one number where layers have a window, and one elsewhere")
+    of_windows, of_others = (next(iter(own), None) for own in found)
+    return of_windows, of_others

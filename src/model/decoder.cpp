@@ -148,6 +148,9 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     s.ropes = ropes;
     if (model_.embedding_sum) model_.embedding_sum->add(s);
     if (batch.given_table && spec_.is_first_stage()) add_given(s, 0);
+    if (spec_.embedding_norm && spec_.is_first_stage())
+        ops::rms_norm(backend_,
+                      {.x = s.x, .weight = model_.embedding_norm.prepared, .out = s.x, .eps = spec_.rms_norm_eps});
     if (spec_.is_first_stage()) s.tap_common(sites::embedding, s.x, s.x);
     if (model_.own_vectors) model_.own_vectors->run(s);
     model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());

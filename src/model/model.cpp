@@ -78,7 +78,7 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
              .norm_site = spec.parallel_blocks && !spec.parallel_norms ? std::nullopt : pre_norm(second),
              .post_norm_site = sites::post_feedforward_layernorm,
              .sum_site = sites::mlp_residual,
-             .has_post_norm = post_norms,
+             .has_post_norm = post_norms || (own.experts && own.experts->post_norm),
              .is_beside = spec.parallel_blocks,
              .norm_multiplier = own.mlp ? own.mlp->in_multiplier : 1,
              .multiplier = own.mlp ? own.mlp->out_multiplier : 1});
@@ -144,6 +144,7 @@ void Model::declare(ParamTable& table) {
                    model.tie_word_embeddings && model.lm_head ? "lm_head" : "embedding");
     if (own_vectors) own_vectors->declare(table);
     if (embedding_sum) embedding_sum->declare(table);
+    if (model.embedding_norm) table.norm(embedding_norm, "model.embed_norm", hidden);
     if (position_bias) position_bias->declare(table);
     for (size_t i = 0; i < layers.size(); ++i) {
         Layer& layer = layers[i];

@@ -93,9 +93,10 @@ public:
     std::optional<EmbeddingSum> embedding_sum;
     std::optional<PositionBias> position_bias;
     std::optional<Tower> tower;
-    LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
-    VectorWeights norm;          // [hidden_size]
-    LinearWeights lm_head;       // [rows of the vocabulary, hidden_size]; shares embed_tokens when tied
+    LinearWeights embed_tokens;    // [rows of the vocabulary, hidden_size]
+    VectorWeights embedding_norm;  // [hidden_size], in models that have one
+    VectorWeights norm;            // [hidden_size]
+    LinearWeights lm_head;         // [rows of the vocabulary, hidden_size]; shares embed_tokens when tied
 };
 
 }  // namespace infinilm

@@ -172,6 +172,8 @@ void validate(const ModelSpec& spec) {
     require_spec(!spec.parallel_norms || spec.parallel_blocks, "parallel_norms are norms of parallel_blocks");
     require_spec(!spec.lm_head_bias || (spec.lm_head && !spec.tie_word_embeddings && spec.logit_multiplier == 1),
                  "lm_head_bias is of an lm_head that is no embedding, and whose logits are not multiplied");
+    require_spec(!spec.embedding_norm || !(spec.mtp || spec.tower || spec.own_vectors),
+                 "embedding_norm: an MTP head, a tower and vectors of each layer read an embedding that is not normed");
     if (spec.embedding_sum) spec.embedding_sum->check(spec.max_model_len);
     require_spec(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(),
                  " entries for ", spec.num_layers, " layers");

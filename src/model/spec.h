@@ -182,6 +182,7 @@ struct ModelSpec {
     bool layer_scalars = false;  // each layer has a number that multiplies the residual stream it leaves
     std::optional<OwnVectorsSpec> own_vectors;
     std::optional<EmbeddingSumSpec> embedding_sum;
+    bool embedding_norm = false;     // the embedding is normed, and the norms of what sublayers read are others
     std::optional<TowerSpec> tower;  // it embeds patches of images, and gives rows that stand for some of them each
     std::vector<RopeSpec> ropes;
     std::optional<PositionBiasSpec> position_bias;  // of the scores of all layers
@@ -222,6 +223,7 @@ struct ModelSpec {
         f("clipped_linears", &ModelSpec::clipped_linears, "Linears of layers clip what they read and give.");
         f("own_vectors", &ModelSpec::own_vectors, "");
         f("embedding_sum", &ModelSpec::embedding_sum, "What is added to the embedding.");
+        f("embedding_norm", &ModelSpec::embedding_norm, "The embedding is normed, beside the norms of sublayers.");
         f("tower", &ModelSpec::tower, "An encoder of images: what it has besides its layers.");
         f("ropes", &ModelSpec::ropes, "");
         f("position_bias", &ModelSpec::position_bias, "What is added to scores by the distance of a key.");

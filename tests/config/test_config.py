@@ -387,8 +387,8 @@ def test_mlp_layer_types_must_be_dense():
     ("values", "message"),
     [
         (
-            {"model_type": "bloom"},
-            "model_type 'bloom' is not supported\nmissing: a norm of the embedding",
+            {"model_type": "biogpt"},
+            "model_type 'biogpt' is not supported\nmissing: other variants of GPT-2",
         ),
         ({"model_type": 3}, "model_type 3 is not supported"),
         (

@@ -30,7 +30,10 @@ def test_every_golden_configuration_is_read(name, caplog):
         }
     assert config.dtype == text.get("dtype", text.get("torch_dtype"))
     for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
-        others = {"hidden_size": ("n_embd", "d_model"), "num_hidden_layers": ("n_layer", "n_layers", "num_layers")}
+        others = {
+            "hidden_size": ("n_embd", "d_model", "n_embed"),
+            "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+        }
         said = next(text[other] for other in (key, *others.get(key, ())) if other in text)
         assert getattr(config, key) == said
     assert config.architectures == raw["architectures"]

@@ -247,6 +247,13 @@ def test_some_families_normalise_q_and_k():
         ("mpt", {"attn_config": {"clip_qkv": 6}}, "attn_config: clip_qkv must be None in MptForCausalLM; got 6"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config: alibi must be True in MptForCausalLM; got False"),
         ("llama", {"norm_head": True}, "the lm_head of this family counts as it is"),
+        ("axk1", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc' or None in AXK1ForCausalLM"),
+        ("bloom", {"n_inner": 100}, "n_inner must be None in BloomForCausalLM"),
+        (
+            "bloom",
+            {"apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm must be False in BloomForCausalLM",
+        ),
         (
             "falcon_h1",
             {"mamba_n_heads": 4, "mlp_multipliers": [1]},
@@ -374,8 +381,8 @@ def test_lookups_name_what_is_unknown():
         ("t5", "an encoder beside the decoder"),
         ("mamba2", "models without attention"),
         ("falcon_mamba", "Mamba of the first kind"),
-        ("codegen", "in groups in one tensor"),
-        ("bloom", "a norm of the embedding"),
+        ("biogpt", "sine positions"),
+        ("refact", "slopes are rounded"),
     ],
 )
 def test_unsupported_models_are_told_why(name: str, reason: str) -> None:
@@ -488,6 +495,7 @@ def test_build_spec_fills_every_field():
         "embedding_sum": None,
         "position_bias": None,
         "clipped_linears": False,
+        "embedding_norm": False,
     }
 
 
@@ -555,6 +563,7 @@ def test_build_spec_of_experts():
         "group_best": 2,
         "latent_size": 0,
         "weigh_inputs": False,
+        "post_norm": False,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [True, False, True]
 
@@ -580,6 +589,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "group_best": 2,
         "latent_size": 0,
         "weigh_inputs": False,
+        "post_norm": False,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [False, True, True]
     assert [layer["mlp"] is None for layer in written["layers"]] == [False, True, True]

@@ -97,6 +97,8 @@ GOLDEN = (
     "falcon-7b",
     "falcon-40b",
     "mpt",
+    "codegen",
+    "bloom",
     # With experts:
     "granite-moe",
     "qwen3-vl-moe",
@@ -146,6 +148,7 @@ GOLDEN = (
     "youtu",
     "mistral4",
     "minicpm3",
+    "ax-k1",
 )
 
 # In 16 bits, too: those that together have all kernels. Facts that other golden models have do not depend on the dtype.

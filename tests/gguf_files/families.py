@@ -272,6 +272,18 @@ FAMILIES = {
     "falcon-7b": Rules("falcon"),
     "falcon-40b": Rules("falcon", known={"ffn_hidden_size": 136}),
     "mpt": Rules("mpt", keys={"attention.max_alibi_bias": 8.0}),
+    "bloom": Rules("bloom"),
+    "apertus": Rules("apertus"),
+    "gpt2": Rules("gpt2", known={"bos_token_id": 1, "eos_token_id": 2}),
+    "pythia": Rules("gptneox", keys={"use_parallel_residual": "use_parallel_residual"}),
+    "starcoder1": Rules("starcoder"),
+    "phi2": Rules("phi2"),
+    "mimo-v2": Rules(
+        "mimo2",
+        keys={**_EXPERTS, **_WINDOW, "attention.value_scale": "attention_value_scale", "attention.value_length": 16}
+        | {"attention.sliding_window_pattern": As("int32", [0, 1, 1, 0]), "expert_gating_func": 2}
+        | {"attention.head_count_kv": As("int32", [2, 4, 4, 2])},
+    ),
     "ling1": Rules(
         "bailingmoe",
         permuted=True,
@@ -407,6 +419,18 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
     return out
 
 
+def _numbers_of_xielu(folder: Path) -> dict[str, As]:
+    """The numbers of the activation of Apertus, of which a file has a list each."""
+    numbers: dict[str, list[float]] = {}
+    with Checkpoint(folder) as checkpoint:
+        for name in sorted(name for name in checkpoint.tensors if ".act_fn." in name):
+            array = checkpoint.array(name)  # bfloat16 as 16 bits
+            numbers.setdefault(name.rpartition(".")[2], []).append(
+                float((array.astype(np.uint32) << 16).view(np.float32).item())
+            )
+    return {f"xielu.{name}": As("float32", own) for name, own in numbers.items()}
+
+
 def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tuple[str, Array]]:
     """Tensors of the text part under names that the map of the gguf package has, experts in one."""
     text = {**config, **config.get("text_config", {})}
@@ -414,7 +438,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
     has_experts = rules.arch.startswith("granite") and bool(text.get("num_local_experts"))  # of Granite
     with Checkpoint(folder) as checkpoint:
         for name in sorted(checkpoint.tensors):
-            if any(part in name for part in ("vis", "connector", "projector", "mtp_layers")):
+            if any(part in name for part in ("vis", "connector", "projector", "mtp_layers", ".act_fn.")):
                 continue
             array = checkpoint.array(name)
             if checkpoint.info(name).dtype == "bfloat16":
@@ -426,7 +450,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             if rules.arch.startswith("nemotron_h"):
                 name = name.replace("model.", "backbone.")
                 name = name.replace("backbone.", "model.").replace("mixer", "mlp") if ".experts." in name else name
-            starts = ("model.", "transformer.", "lm_head", "output.", "backbone.")
+            starts = ("model.", "transformer.", "lm_head", "output.", "backbone.", "gpt_neox.", "embed_out.")
             name = name if name.startswith(starts) else f"model.{name}"
             if rules.arch == "gemma4":
                 yield name if name.endswith((".weight", "_scale", ".scale")) else f"{name}.weight", array
@@ -466,6 +490,8 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                 name = name.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj")
                 name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")
             name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+            if rules.arch == "gpt2" and ".c_" in name:
+                array = array.T
             if name.endswith("conv.conv.weight"):
                 array = array.reshape(len(array), -1)
             if "mamba." in name or (".mixer." in name and ".experts" not in name):
@@ -503,18 +529,18 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                     array = _to_halves(array, heads, text["partial_rotary_factor"])
             if name.endswith("shared_expert_gate.weight"):
                 array = array.reshape(-1)  # as older converters squeeze it
-            yield f"{name}.weight" if name.endswith("sinks") else name, array
+            yield f"{name}.weight" if name.endswith(("sinks", "sink_bias")) else name, array
     for name, arrays in experts.items():
         yield name, np.stack(arrays)
 
 
 def _joined_heads(name: str, array: Array, config: LlamaConfig, rules: Rules) -> Iterator[tuple[str, Array]]:
-    """The heads of q, k and v of one tensor: Falcon's file has one part behind the other, and Ling's has three tensors.
+    """The heads of q, k and v of one tensor: of Ling, files have three, and others part behind part.
 
-    Falcon's checkpoint has, for each head of keys, its queries, that head and its values.
+    The checkpoints of the first two have, for each head of keys, its queries, that head and its values.
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    if rules.arch == "falcon":
+    if rules.arch in ("falcon", "bloom", "gptneox"):
         of_heads = array.reshape(kv_heads, -1, head_dim, *array.shape[1:])
         parts = of_heads[:, :-2], of_heads[:, -2], of_heads[:, -1]
         yield name, np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
@@ -536,7 +562,7 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
     import gguf
 
     config = known_config(folder, rules)
-    metadata = _metadata(config, rules)
+    metadata = _metadata(config, rules) | _numbers_of_xielu(folder)
     known = {name: a for a, name in gguf.MODEL_ARCH_NAMES.items()}
     arch = known.get(rules.arch, gguf.MODEL_ARCH.GLM_DSA)  # a package that knows no deepseek32 knows the same names
     # The map of a family may lack tensors of a layer without experts, and those of MTP heads.
@@ -553,6 +579,7 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
         if of_router[2] in _ROUTER_SCALES:  # which no map has
             tensors[f"blk.{name.split('.')[2]}.{_ROUTER_SCALES[of_router[2]]}"] = quantise("F32", array)
             continue
+        name = name.removeprefix("transformer.") if rules.arch == "bloom" else name
         to = next((to for names in maps if (to := names.get_name(name, suffixes))), None)
         assert to is not None, name
         is_plain = (
@@ -567,7 +594,7 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
     if rules.arch == "gemma4":  # the first quarter of a head turns
         tensors["rope_freqs.weight"] = quantise("F32", np.array([1] * 3 + [1e30] * 9, np.float32))
     text = config.get("text_config", config)
-    scaling = text.get("rope_scaling") or {}
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     if scaling.get("rope_type") == "llama3":
         tensors |= rope_metadata(LlamaConfig.from_dict(config), rules.arch)[1]
     for kind in ("long", "short"):

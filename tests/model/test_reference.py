@@ -221,6 +221,8 @@ WRONG: dict[str, tuple[Change, tuple[str, ...]]] = {
         for part in ("gate", "x", "b", "c", "dt", "out")
     },
     "no multipliers of the MLP": (of_mlps(in_multiplier=1.0, out_multiplier=1.0), ("falcon-h1",)),
+    "no norm behind experts": (of_experts(post_norm=False), ("ax-k1",)),
+    "no norm of the embedding": (of_model(embedding_norm=False), ("bloom",)),
     "softmax scale 2 % off": (of_mixers(softmax_scale=lambda scale: scale * 1.02), tuple(GOLDENS)),
 }
 

@@ -76,6 +76,7 @@ class Family:
     # Positions are those of RoPE, none, or learned: a row for each, those of a text from the first on, or behind that
     # of the token that pads.
     positions: Literal["rope", "none", "learned", "learned_behind_padding"] = "rope"
+    embedding_norm: bool = False  # a norm of the embedding, beside that which the first sublayer reads
     unused_positions: int = 0  # learned ones before that of a text's first token, beyond max_position_embeddings
     # What is added to scores by the distance of a key: a learned bias by buckets of distances, or ALiBi.
     position_bias: Literal["none", "buckets", "alibi"] = "none"

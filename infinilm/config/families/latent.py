@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from infinilm.config.families.defaults import (
@@ -14,7 +15,7 @@ from infinilm.config.families.defaults import (
 from infinilm.config.families.dense import MINICPM_KEYS, MINISTRAL3_ROPE_INERT
 from infinilm.config.families.experts import DEEPSEEK_FIXED, DEEPSEEK_ROUTING, ROUTED_COUNT
 from infinilm.config.families.family import Family
-from infinilm.config.families.names import DEEPSEEK_MOE
+from infinilm.config.families.names import AX_K1, DEEPSEEK_MOE
 from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, Routing
 from infinilm.config.sublayers.indexer import INDEXER_KEYS
 from infinilm.config.sublayers.latent import LATENT_KEYS
@@ -109,6 +110,29 @@ LATENT_FAMILIES: tuple[Family, ...] = (
         routing=DEEPSEEK_ROUTING,
         fixed_keys=DEEPSEEK_FIXED,
         **{**_EXPERTS, "keys": _EXPERTS["keys"] | {"mlp_layer_types", "mlp_only_layers"}},
+    ),
+    Family(
+        architecture="AXK1ForCausalLM",
+        model_type="axk1",
+        other_model_types=("AXK1",),  # on the hub
+        defaults={
+            **DEEPSEEK_V3_DEFAULTS,
+            "vocab_size": 163840,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 64,
+            "max_position_embeddings": 32768,
+            "num_experts": 192,
+            "first_k_dense_replace": 1,
+            "bos_token_id": (163691,),
+            "eos_token_id": (163691,),
+        },
+        routing=replace(DEEPSEEK_ROUTING, post_norm=True),
+        fixed_keys={**DEEPSEEK_FIXED, "topk_method": ("noaux_tc", None)},
+        **{
+            **_EXPERTS,
+            "names": AX_K1,
+            "keys": _EXPERTS["keys"] | {"mlp_layer_types", "mlp_only_layers"},
+        },
     ),
     Family(  # Mistral Small 4
         architecture="Mistral4ForCausalLM",

@@ -17,11 +17,14 @@ from infinilm.config.sublayers.delta import delta_spec, state_layers
 __all__ = [
     "AFMOE",
     "APERTUS",
+    "AX_K1",
     "BAICHUAN",
     "BAICHUAN2",
     "BAILING_MOE",
     "BAMBA",
     "BERT",
+    "BLOOM",
+    "CODEGEN",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
     "DISTILBERT",
@@ -143,6 +146,8 @@ class TensorNames:
         have norms where the engine has them.
     heads : tuple of str
         Beginnings of the names of heads of other tasks, which vectors do not need.
+    zero_if_absent : frozenset of str
+        Vectors of layers that files may leave out: they are zeros then.
     not_read : tuple of str
         Beginnings of the names of other parts of the model, such as a vision tower, which are not read.
     is_text : bool
@@ -166,6 +171,7 @@ class TensorNames:
     norm_of_embedding: str = ""
     norm_of_layer: str = ""
     heads: tuple[str, ...] = ()
+    zero_if_absent: frozenset[str] = frozenset()
     not_read: tuple[str, ...] = ()
     is_text: bool = True
 
@@ -180,6 +186,12 @@ def _qkv_of_kv_head(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int
 
 def _qkv_of_head(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
     return config.num_attention_heads, {f"self_attn.{part}_proj": [config.head_dim] for part in "qkv"}
+
+
+def _qvk_of_codegen(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
+    """The queries of a quarter of the heads, their values, and their keys: as CodeGen was trained on four devices."""
+    quarter = [config.num_attention_heads * config.head_dim // 4]
+    return 4, {f"self_attn.{part}_proj": quarter for part in "qvk"}
 
 
 def _q_and_gate(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
@@ -325,6 +337,13 @@ _SHARED_EXPERTS: Mapping[str, str] = {
 }
 
 DEEPSEEK_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED, later_layers=True)
+
+# Published routers have no correction.
+AX_K1 = replace(
+    DEEPSEEK_MOE,
+    renamed={**_SHARED_EXPERTS, "post_feedforward_layernorm": ("post_mlp_layernorm", "mlp.post_mlp_layernorm")},
+    zero_if_absent=frozenset({"mlp.gate.e_score_correction_bias"}),
+)
 
 EXAONE_MOE = TensorNames(
     renamed={
@@ -694,6 +713,8 @@ GPT_J = TensorNames(
     },
 )
 
+CODEGEN = replace(GPT_J, by_head=(ByHead("attn.qkv_proj", _qvk_of_codegen),))
+
 OPT = TensorNames(
     (("model.decoder.", ""), ("decoder.", "")),
     outside={"norm": "final_layer_norm"},
@@ -719,6 +740,14 @@ FALCON = TensorNames(
         "post_attention_layernorm": ("ln_mlp", "post_attention_layernorm"),
     },
     by_head=(ByHead("self_attention.query_key_value", _qkv_of_kv_head),),
+)
+
+BLOOM = TensorNames(
+    (("transformer.", ""), ("", "")),
+    layers="h",
+    outside={"embed_tokens": "word_embeddings", "embed_norm": "word_embeddings_layernorm", "norm": "ln_f"},
+    renamed={name: own for name, own in FALCON.renamed.items() if name.startswith(("self_attn.", "mlp."))},
+    by_head=(ByHead("self_attention.query_key_value", _qkv_of_head),),
 )
 
 MPT = TensorNames(

@@ -15,6 +15,8 @@ from infinilm.config.families.defaults import (
 from infinilm.config.families.dense import GRANITE_KEYS
 from infinilm.config.families.family import Family
 from infinilm.config.families.names import (
+    BLOOM,
+    CODEGEN,
     FALCON,
     GLM4,
     GPT2,
@@ -83,6 +85,33 @@ _GPT2: Mapping[str, Any] = {
             *("validate_runner_input", "max_batch_size", "max_sequence_length", "reorder_and_upcast_attn", "n_ctx"),
         }
     ),
+}
+
+# GPT-J and CodeGen: attention and MLP side by side, RoPE of neighbours in a part of a head.
+_GPT_J: Mapping[str, Any] = {
+    "defaults": {
+        "vocab_size": 50400,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "hidden_act": "gelu_new",
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+        "mlp_bias": True,
+        "bos_token_id": (50256,),
+        "eos_token_id": (50256,),
+    },
+    "qkv_bias": False,
+    "out_bias": False,
+    "mlp_bias": True,
+    "norm": "layer_bias",
+    "parallel_blocks": "one_norm",
+    "gated_mlp": False,
+    "lm_head_bias": True,
+    "rope_pairs": "neighbours",
+    "keys": frozenset({"n_inner", "rotary_dim", "partial_rotary_factor"}),
+    "other_keys": _GPT2["other_keys"],
+    "fixed_keys": {"scale_attn_weights": True},
+    "ignored_keys": _GPT2["ignored_keys"] | {"rotary"},
 }
 
 NORM_FAMILIES: tuple[Family, ...] = (
@@ -266,34 +295,8 @@ NORM_FAMILIES: tuple[Family, ...] = (
         },
     ),
     Family(architecture="GPT2LMHeadModel", model_type="gpt2", names=GPT2, **_GPT2),
-    Family(
-        architecture="GPTJForCausalLM",
-        model_type="gptj",
-        defaults={
-            "vocab_size": 50400,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "hidden_act": "gelu_new",
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.25,
-            "mlp_bias": True,
-            "bos_token_id": (50256,),
-            "eos_token_id": (50256,),
-        },
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=True,
-        norm="layer_bias",
-        parallel_blocks="one_norm",
-        gated_mlp=False,
-        lm_head_bias=True,
-        rope_pairs="neighbours",
-        names=GPT_J,
-        keys=frozenset({"n_inner", "rotary_dim", "partial_rotary_factor"}),
-        other_keys=_GPT2["other_keys"],
-        fixed_keys={"scale_attn_weights": True},
-        ignored_keys=_GPT2["ignored_keys"] | {"rotary"},
-    ),
+    Family(architecture="GPTJForCausalLM", model_type="gptj", names=GPT_J, **_GPT_J),
+    Family(architecture="CodeGenForCausalLM", model_type="codegen", names=CODEGEN, **_GPT_J),
     Family(
         architecture="OPTForCausalLM",
         model_type="opt",
@@ -460,6 +463,51 @@ NORM_FAMILIES: tuple[Family, ...] = (
         norm="layer_bias",
         gated_mlp=False,
         other_keys=_LAYER_NORM_EPS,
+    ),
+    Family(  # also BLOOMZ
+        architecture="BloomForCausalLM",
+        model_type="bloom",
+        defaults={
+            "vocab_size": 250880,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "bos_token_id": (1,),
+            "eos_token_id": (2,),
+        },
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        positions="none",
+        position_bias="alibi",
+        embedding_norm=True,
+        norm="layer_bias",
+        gated_mlp=False,
+        names=BLOOM,
+        keys=frozenset({"n_inner"}),
+        other_keys={
+            "n_embed": ("hidden_size",),
+            "n_inner": ("intermediate_size",),
+            "n_head": ("num_attention_heads",),
+            "n_layer": ("num_hidden_layers",),
+            "seq_length": ("max_position_embeddings",),
+            "layer_norm_epsilon": ("rms_norm_eps",),
+        },
+        fixed_keys={"apply_residual_connection_post_layernorm": False, "n_inner": None},
+        # With `slow_but_exact` the same sums are made in another order.
+        ignored_keys=frozenset(
+            {
+                *("attention_dropout", "hidden_dropout", "attention_softmax_in_fp32", "bias_dropout_fusion"),
+                *("masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact"),
+                *("pretraining_tp", "unk_token_id"),
+            }
+        ),
     ),
     # LayerNorm without bias, one for each sublayer, or for attention and MLP.
     Family(

@@ -65,6 +65,7 @@ class Routing:
     group_best: int = 2  # the score of a group is the sum of this many best experts in it
     dense_head: bool = False  # the MTP head has an MLP, though the last layer has experts
     weigh_inputs: bool = False  # an expert reads the token times its weight, and what it gives counts whole
+    post_norm: bool = False  # what experts give is normed before it joins the residual stream
 
 
 def experts_spec(
@@ -139,6 +140,7 @@ def experts_spec(
         top_groups=top_groups,
         group_best=routing.group_best,
         weigh_inputs=routing.weigh_inputs,
+        post_norm=routing.post_norm,
     )
 
 

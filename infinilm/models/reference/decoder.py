@@ -37,6 +37,8 @@ def forward(
     embedded = s.weight("model.embed_tokens")[ids] * s.scalar(spec.embedding_multiplier)
     if spec.embedding_sum:
         embedded = embedded + embedding_sum(s, spec.embedding_sum, np.zeros_like(ids) if types is None else types)
+    if spec.embedding_norm:
+        embedded = s.norm(embedded, "model.embed_norm")
     levels = _given_levels(s, given or {})  # [given_levels, num_given, hidden_size]
     rows = list(given or {})
     if rows:
@@ -166,7 +168,7 @@ def run_layer(s: Step, x: Array) -> Array:
         return add(s, x, mlp(s, own.mlp, h), "down_proj", "post_feedforward_layernorm", own.mlp.out_multiplier)
     assert own.experts is not None
     out = experts(s, own.experts, h, router_logits(s, own.experts, h))
-    return add(s, x, out, "experts", "post_feedforward_layernorm")
+    return add(s, x, out, "experts", "post_feedforward_layernorm", has_norm=own.experts.post_norm)
 
 
 def add_mixer(s: Step, x: Array, spec: Mixer, h: Array) -> Array:

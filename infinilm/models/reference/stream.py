@@ -20,10 +20,15 @@ def begin(s: Step, x: Array, norm: str, multiplier: float = 1) -> tuple[Array, A
     return read, read if takes_place else x
 
 
-def add(s: Step, x: Array, branch: Array, site: str, post_norm: str, multiplier: float = 1) -> Array:
-    """Add the result of a sublayer, normed and multiplied where the model does so, to x: [num_tokens, hidden_size]."""
+def add(
+    s: Step, x: Array, branch: Array, site: str, post_norm: str, multiplier: float = 1, has_norm: bool = False
+) -> Array:
+    """Add the result of a sublayer, normed and multiplied where the model does so, to x: [num_tokens, hidden_size].
+
+    `has_norm`: it is normed in this sublayer, if not in all.
+    """
     branch = s.emit(site, branch)
-    if s.spec.post_norms:
+    if s.spec.post_norms or has_norm:
         branch = s.emit(post_norm, s.norm(branch, s.name(post_norm)))
     total: Array = x + branch * s.scalar(s.spec.residual_multiplier * multiplier)
     return total

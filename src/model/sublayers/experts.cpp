@@ -17,6 +17,8 @@ void ExpertsSpec::check(const ModelSpec& model) const {
                  " have the ", top_k, " of a token");
     require_spec(latent_size >= 0 && (latent_size == 0 || !shared_gate),
                  "experts in a latent have one of at least an element, and no gate of what is shared");
+    require_spec(!post_norm || (model.pre_norms && !model.post_norms),
+                 "a norm behind experts alone needs norms before all sublayers, and none behind them");
     require_spec(expert.in_multiplier == 1 && expert.out_multiplier == 1, "experts have no multipliers of their own");
     if (shared) shared->check(model);
 }

@@ -26,6 +26,8 @@ struct ExpertsSpec {
     int num_groups = 1, top_groups = 1;  // a token's experts are those of its best groups
     int group_best = 2;                  // so many experts together say how good a group is: 1 or 2
     bool weigh_inputs = false;           // an expert reads the token times its weight, and what it gives counts whole
+    bool post_norm =
+        false;  // what experts give is normed before it joins the stream, in models with no other such norm
 
     void check(const ModelSpec& model) const;
     std::vector<Divided> divided() const;
@@ -49,6 +51,7 @@ struct ExpertsSpec {
         f("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.");
         f("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.");
         f("weigh_inputs", &ExpertsSpec::weigh_inputs, "An expert reads the token times its weight.");
+        f("post_norm", &ExpertsSpec::post_norm, "A norm for what experts alone add to the residual stream.");
     }
 };
 
