@@ -465,7 +465,7 @@ def together(_: Gpu, name: str, folder: str, dtype: str, cache: str = "auto") ->
         return open_llm(model, dtype=dtype, **{**sizes, **settings})
 
     def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
-        sampling = {"temperature": 0.9, "seed": 3, "max_tokens": 10, "logprobs": 1}
+        sampling = {"temperature": 0.9, "seed": 3, "max_tokens": 7, "logprobs": 1}
         outputs = [o.outputs[0] for o in llm.generate(prompts, ignore_eos=True, use_tqdm=False, **sampling)]
         return [(list(o.token_ids), repr(o.logprobs)) for o in outputs]
 

@@ -231,7 +231,7 @@ def test_encoders(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
     [
         ("qwen2-5-vl", "float32"),
         ("glm4v", "bfloat16"),
-        ("gemma4", "float32"),
+        ("gemma4", "bfloat16"),
         ("gemma4-e2b", "float32"),
         ("llama4", "bfloat16"),
     ],

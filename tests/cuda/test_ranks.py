@@ -75,7 +75,7 @@ def test_ranks_with_a_device_each(
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("gemma2", "float32"), ("qwen3-next", "bfloat16")])
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("gemma2", "float16"), ("qwen3-next", "bfloat16")])
 def test_stages_with_a_device_each(simulate: Run, models: str, name: str, dtype: str) -> None:
     devices = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "64"}
     outcome = simulate("rank_cases:stages", settings=devices, name=name, folder=models, dtype=dtype)

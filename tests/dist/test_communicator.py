@@ -1,4 +1,7 @@
-"""The C++ tests of communicators, rank workers, thread pools and the engine: plain, and under both sanitizers."""
+"""The C++ tests of communicators, rank workers, thread pools and the engine, under both sanitizers.
+
+The thorough profile runs them plain, too, which is another compilation of the engine and the same tests.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
+from covering import THOROUGH  # noqa: E402
 from cpp_build import BENCH, CORE, FAKE_NCCL, ROOT, SANITIZE, TESTS, Builder  # noqa: E402
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the C++ tests need g++")
@@ -101,7 +105,7 @@ def run(program: Path, *arguments: str, nccl: Path | str = "") -> subprocess.Com
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-@pytest.mark.parametrize("kind", SANITIZE)
+@pytest.mark.parametrize("kind", [kind for kind in SANITIZE if kind != "plain" or THOROUGH])
 @pytest.mark.parametrize("name", NAMES)
 def test_cpp(build: Build, kind: str, name: str) -> None:
     """An audit found: ncclCommAbort returns before anything is freed. Now: Refuted: since NCCL 2.22 the destroying
@@ -116,7 +120,7 @@ def test_cpp(build: Build, kind: str, name: str) -> None:
 
 
 def test_all_cpp_tests_run(build: Build) -> None:
-    listed = run(build("plain").program([*CORE, *TESTS], "cpp-tests")).stdout.split()
+    listed = run(build("address").program([*CORE, *TESTS], "cpp-tests")).stdout.split()
     assert {*listed} == {*NAMES, "nccl_library_error"}
 
 
@@ -135,12 +139,12 @@ def test_nccl_library(build: Build, library: str, message: str) -> None:
     path = Path("/nowhere/libnccl.so.2")
     if library != "missing":
         path = build("plain").library([FAKE_NCCL], f"nccl-{library.lower()}", [library])
-    done = run(build("plain").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error", nccl=path)
+    done = run(build("address").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error", nccl=path)
     assert done.returncode == 0 and message.format(path=path) in done.stdout
 
 
 def test_no_nccl_on_the_system(build: Build) -> None:
-    done = run(build("plain").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error")
+    done = run(build("address").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error")
     if done.stdout.startswith("\n"):
         return  # there is one
     assert "needs NCCL, and libnccl.so.2 cannot be opened" in done.stdout
