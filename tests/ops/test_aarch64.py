@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ KERNELS = [path for path in sorted((ROOT / "src/cpu/kernels").glob("*.cpp"))
            if path.stem not in ("attention_bf16", "linear_bf16", "linear_tiles")]  # fmt: skip
 DEFINES = [f"-DINFINILM_{part}=generic" for part in ("ISA", "FLOATS", "INTEGERS")]
 DEFINES += [f"-DINFINILM_{value}" for value in ("WIDTH=4", "BF16_DOT=0", "TILES=0", "EMULATED=0")]
+COUNTS = (1, 2, 3, 7, 16)  # tokens; those of aarch64_program.cpp
 FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", *DEFINES]
 
 pytestmark = [
@@ -49,7 +51,7 @@ def numbers(shape: tuple[int, ...], seed: int) -> Array:
     return ((v >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)).reshape(shape)
 
 
-def linears(b: Any) -> Array:
+def linears(b: Any, counts: Sequence[int] = COUNTS) -> Array:
     k, n = 200, 40
     results = []
     for quantization in (None, "int8", "int4"):
@@ -58,7 +60,7 @@ def linears(b: Any) -> Array:
                 tensor(store(numbers(shape, seed), dtype), dtype) for shape, seed in (((n, k), 1), ((n,), 2))
             )
             linear = b.prepare_linear([(weight, bias)], kind="plain", quantization=quantization or "none")
-            results += [support.run_linear(b, linear, numbers((tokens, k), 3), n) for tokens in (1, 2, 3, 7, 16)]
+            results += [support.run_linear(b, linear, numbers((tokens, k), 3), n) for tokens in counts]
     return np.concatenate([result.reshape(-1) for result in results])
 
 
@@ -78,13 +80,13 @@ def sent(made: dict[str, Array]) -> bytes:
     return b"".join(pieces)
 
 
-def linears_of_blocks(b: Any, made: dict[str, Array]) -> Array:
+def linears_of_blocks(b: Any, made: dict[str, Array], counts: Sequence[int] = COUNTS) -> Array:
     results = []
     for name, data in made.items():
         block, size = _core.gguf_type(name)[:2]
         k, n = data.shape[1] // size * block, len(data)
         linear = b.prepare_linear([(tensor(data), None)], types=[name])
-        results += [support.run_linear(b, linear, numbers((tokens, k), 3), n) for tokens in (1, 2, 3, 7, 16)]
+        results += [support.run_linear(b, linear, numbers((tokens, k), 3), n) for tokens in counts]
     return np.concatenate([result.reshape(-1) for result in results])
 
 
