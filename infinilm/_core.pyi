@@ -1931,6 +1931,16 @@ def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), or
     The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. num_threads: 0: one per core.
     """
 
+def gguf_regroup(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int]) -> Tensor:
+    """
+    Blocks of a type as those of gguf_regrouped_type, with the same numbers: [rows, bytes].
+    """
+
+def gguf_regrouped_type(name: str) -> str:
+    """
+    The type whose blocks can hold those of a type of GGUF files; empty: no other one can.
+    """
+
 def gguf_type(name: str) -> tuple[int, int, bool, int]:
     """
     What a type of GGUF files is: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes where CPUs compute with its integers (0: they do not).

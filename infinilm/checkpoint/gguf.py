@@ -18,7 +18,7 @@ from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.head_rows import order_of_pairs, rows_by_head, tiled_heads
 from infinilm.checkpoint.mapped import MappedTensors, file_state
-from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native
+from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native, type_on
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
 from infinilm.config.families import family_of_model_type
@@ -286,9 +286,9 @@ class GgufCheckpoint(GgufTensors):
         return replace(found, values=found.values | values)
 
     def native_weights(self, linears: Linears, sources: Sources, device: str = "cpu") -> dict[str, str]:
-        """Return the weights that a device computes with as they are stored, and their types: see `choose_native`.
+        """Return the weights whose blocks a device computes with, and their types in the file: see `choose_native`.
 
-        `sources`: where the parameters are.
+        Weights that must be of one type must be so on the device (`type_on`). `sources`: where the parameters are.
         """
         types = {
             name: self._types[s.tensor]
@@ -297,7 +297,8 @@ class GgufCheckpoint(GgufTensors):
             and self._scale(s) == 1
             and (s.column_order is None or self._block_order(s) is not None)
         }
-        return choose_native(linears, types, device)
+        on_device = {name: type_on(type_name, device) for name, type_name in types.items()}
+        return {name: types[name] for name in choose_native(linears, on_device, device)}
 
     def _block_order(self, source: Source) -> npt.NDArray[np.int64] | None:
         """`Source.column_order` as an order of blocks; None: it is none."""
@@ -311,12 +312,15 @@ class GgufCheckpoint(GgufTensors):
 
     def packed_bytes(self, source: Source, device: str = "cpu") -> int:
         """Bytes that a parameter takes when a device computes with its integers; 0: it does not."""
-        info, type_name = self.info(source.tensor), self._types[source.tensor]
+        info, type_name = self.info(source.tensor), type_on(self._types[source.tensor], device)
         num_weights = len(range(source.begin, source.end, source.step)) * info.shape[-1]
         return num_weights // max(_core.gguf_type(type_name)[0], 1) * bytes_of_block(type_name, device)
 
-    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source) -> list[str]:
-        """Give an engine a weight as it is stored; return the names of those that it does not read again."""
+    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source, device: str) -> list[str]:
+        """Give an engine a weight's blocks, of the type that its device takes (`type_on`).
+
+        Returns the names of those that it does not read again.
+        """
         info, rows = self.info(source.tensor), self._rows(source)
         if source.column_order is not None:
             order = self._block_order(source)
@@ -324,7 +328,12 @@ class GgufCheckpoint(GgufTensors):
             rows = rows.reshape(len(rows), len(order), -1)[:, order].reshape(len(rows), -1)
         rows = np.ascontiguousarray(rows)
         try:
-            return engine.load_param(name, _core.from_numpy(rows), self._types[source.tensor])
+            stored = self._types[source.tensor]
+            kept = type_on(stored, device)
+            if kept == stored:
+                return engine.load_param(name, _core.from_numpy(rows), kept)
+            shape = len(rows), rows.shape[1] // _core.gguf_type(stored)[1] * _core.gguf_type(stored)[0]
+            return engine.load_param(name, _core.gguf_regroup(rows.reshape(-1), stored, shape), kept)
         except WeightError as error:
             raise WeightError(f"{info.file}: {error}") from None
 

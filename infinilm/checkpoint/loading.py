@@ -22,6 +22,7 @@ from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint, GgufTensors
 from infinilm.checkpoint.heads import label_tensors
 from infinilm.checkpoint.mapped import MappedTensors
+from infinilm.checkpoint.native import type_on
 from infinilm.checkpoint.packed import expected_tensors, unread_of_head
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.quantised.config import METHODS
@@ -411,7 +412,12 @@ def load_weights(
         linears = _core.linears(engine.spec, engine.num_ranks)
         if isinstance(checkpoint, GgufCheckpoint):
             kept_blocks = checkpoint.native_weights(linears, sources, native_on)
-            native = {name: partial(checkpoint.load_blocks, engine, name, sources[name]) for name in kept_blocks}
+            native = {
+                name: partial(checkpoint.load_blocks, engine, name, sources[name], native_on) for name in kept_blocks
+            }
+            for stored in sorted(set(kept_blocks.values())):
+                if (kept := type_on(stored, native_on)) != stored:
+                    logger.info("%s: weights stored as %s are kept as %s", checkpoint.path, stored, kept)
             others = [name for name, source in sources.items() if name not in native]
             others = [name for name in others if checkpoint.packed_bytes(sources[name], native_on)]
             _tell_not_native(checkpoint, others, dtype)

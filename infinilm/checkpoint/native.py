@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from infinilm import _core
 
-__all__ = ["CUDA_BLOCKS", "Linears", "bytes_of_block", "choose_native"]
+__all__ = ["CUDA_BLOCKS", "Linears", "bytes_of_block", "choose_native", "type_on"]
 
 Linears = Mapping[str, tuple[list[str], bool, int]]
 """The result of `_core.linears`: the weights, if these are gate and up, and where ranks cut inputs."""
@@ -29,6 +29,12 @@ def bytes_of_block(type_name: str, device: str) -> int:
     """Return the bytes of a block where a device, "cpu" or "cuda", computes with it as it is; 0: it does not."""
     packed: int = CUDA_BLOCKS.get(type_name, 0) if device == "cuda" else _core.gguf_type(type_name)[3]
     return packed
+
+
+def type_on(type_name: str, device: str) -> str:
+    """Return the type that blocks of a file have on a device, "cpu" or "cuda", whose kernels may take another one."""
+    is_taken = device != "cuda" or type_name in CUDA_BLOCKS
+    return type_name if is_taken else _core.gguf_regrouped_type(type_name) or type_name
 
 
 def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from infinilm import _core
 from infinilm.cache import PagedKVCacheConfig
 from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.gguf import GgufCheckpoint
+from infinilm.checkpoint.native import type_on
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.config.json.model_config import AutoConfig
@@ -239,7 +240,8 @@ def _model_line(model: Mapping[str, Any]) -> str:
             f"packed as {model['quantization']}" if model["packed"] else f"{stored}, used as {model['quantization']}"
         )
     if model["native_types"]:
-        stored += f", {' and '.join(model['native_types'])} used as they are"
+        stored += f", {' and '.join(_used(name, model['devices'][0]) for name in model['native_types'])}"
+        stored += " used as they are"
     others = [name for name in types or () if name not in (*FLOATS, *PLAIN_TYPES, *model["native_types"])]
     if others and not model["quantization"]:
         stored += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
@@ -255,6 +257,12 @@ def _model_line(model: Mapping[str, Any]) -> str:
         f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "
         f"computed in {model['dtype']} on {_devices(model['devices'])}"
     )
+
+
+def _used(stored: str, device: str) -> str:
+    """A type of blocks, and the one that a device has instead."""
+    kept = type_on(stored, device.partition(":")[0])
+    return stored if kept == stored else f"{stored} (regrouped as {kept})"
 
 
 def _share(types: Mapping[str, int], name: str) -> str:

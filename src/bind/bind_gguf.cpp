@@ -10,6 +10,7 @@
 #include "cpu/gguf_panels.h"
 #include "gguf/dequantise.h"
 #include "gguf/header.h"
+#include "gguf/regroup.h"
 
 namespace infinilm {
 
@@ -115,6 +116,16 @@ Tensor gguf_dequantise(const Bytes& data, const std::string& type_name, const st
     return out;
 }
 
+Tensor gguf_regroup(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape) {
+    const gguf::Rows rows = rows_of(data, type_name, shape);
+    const gguf::Type* const to = gguf::find_type(gguf::regrouped_type(type_name));
+    if (!to) throw Error(concat("blocks of ", type_name, " are those of no other type"));
+    const Tensor out = allocate_host(DType::uint8, {rows.num_rows, rows.num_columns / to->block * to->bytes});
+    const ReleaseGil release;
+    gguf::regroup(rows, out.as<uint8_t>());
+    return out;
+}
+
 }  // namespace
 
 Blocks blocks_from_string(const std::string& name) {
@@ -157,6 +168,11 @@ void bind_gguf(nb::module_& m) {
     m.def("gguf_dequantise", gguf_dequantise, nb::arg("data"), nb::arg("type"), nb::arg("shape"), nb::arg("dtype"),
           nb::kw_only(), nb::arg("num_threads") = 0,
           "The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. num_threads: 0: one per core.");
+    m.def("gguf_regroup", gguf_regroup, nb::arg("data"), nb::arg("type"), nb::arg("shape"),
+          "Blocks of a type as those of gguf_regrouped_type, with the same numbers: [rows, bytes].");
+    m.def(
+        "gguf_regrouped_type", [](const std::string& name) { return std::string(gguf::regrouped_type(name)); },
+        nb::arg("name"), "The type whose blocks can hold those of a type of GGUF files; empty: no other one can.");
     m.def(
         "gguf_type",
         [](const std::string& name) {

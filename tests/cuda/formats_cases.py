@@ -14,7 +14,7 @@ from goldens import golden
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from gguf_files.block_formulas import dequantise
+from gguf_files.block_formulas import SIZES as SIZES_OF_BLOCKS, dequantise
 from gguf_files.conversion import convert, quantised
 from gguf_files.families import FAMILIES, convert_family
 from gguf_files.writer import File, Stored
@@ -98,7 +98,7 @@ def gguf(
     nccl: str,
 ) -> None:
     """The same of a GGUF file, whose embedding is quantised, too. float32 on a CPU is its exact weights."""
-    is_wide = "_K" in type_name  # whose blocks have 256 weights
+    is_wide = type_name == "Q4_K_M" or SIZES_OF_BLOCKS[type_name][0] == 256
     sizes = (
         {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64} if is_wide else SIZES
     )
@@ -107,13 +107,17 @@ def gguf(
     types = as_q4_k_m if type_name == "Q4_K_M" else quantised(type_name, otherwise=embedding)
     file = convert_family(source, FAMILIES[name], types) if name in FAMILIES else convert(source, types)
     file.write(stored)
-    numbers = {
-        key: Stored("F32", t.shape, dequantise(t.type, np.frombuffer(t.data, np.uint8)).astype(np.float32).tobytes())
-        for key, t in file.tensors.items()
-    }
     twin = stored.with_name(f"plain-{stored.name}")
-    File(file.metadata, numbers).write(twin)
-    _check(stored, stored, dtype, tp_size, native, nccl, twin)
+    File(file.metadata, {key: numbers_of(tensor) for key, tensor in file.tensors.items()}).write(twin)
+    _check(stored, twin if type_name == "IQ3_XXS" else stored, dtype, tp_size, native, nccl, twin)
+
+
+def numbers_of(tensor: Stored) -> Stored:
+    """A tensor's numbers as the device has them: those of IQ3_XXS are rounded where the factors of blocks are small."""
+    type_name, raw = tensor.type, np.frombuffer(tensor.data, np.uint8)
+    if type_name == "IQ3_XXS":
+        type_name, raw = "Q6_K", np.array(_core.gguf_regroup(raw, type_name, list(tensor.shape)).numpy()).reshape(-1)
+    return Stored("F32", tensor.shape, dequantise(type_name, raw).astype(np.float32).tobytes())
 
 
 def as_q4_k_m(name: str) -> str:

@@ -105,3 +105,25 @@ def test_files_of_llama_cpp(type_name: str) -> None:
     np.testing.assert_array_equal(got, dequantise(type_name, raw).astype(np.float32).reshape(shape))
     assert not got[:, exact.shape[1] :].any()
     assert np.sqrt(((got[:, : exact.shape[1]] - exact) ** 2).mean() / (exact**2).mean()) < LOST[type_name]
+
+
+@pytest.mark.parametrize("type_name", [name for name in TYPES if _core.gguf_regrouped_type(name)])
+@given(data=st.data())
+def test_regrouped(type_name: str, data: st.DataObject) -> None:
+    """Blocks as those of another type have the same numbers; the halved factor of IQ3_XXS is rounded to a float16."""
+    block, size = SIZES[type_name]
+    raw = np.frombuffer(data.draw(st.binary(min_size=size, max_size=4 * size)), np.uint8)
+    rows = len(raw) // size
+    raw = raw[: rows * size]
+    got = _core.gguf_regroup(raw, type_name, [rows, block]).numpy().reshape(-1)
+    with np.errstate(all="ignore"):
+        numbers = dequantise(_core.gguf_regrouped_type(type_name), got)
+        expected = dequantise(type_name, raw)
+    half_a_step = 2.0**-25 * 31 * 31 if type_name == "IQ3_XXS" else 0  # of the smallest float16, times both integers
+    np.testing.assert_allclose(numbers, expected, rtol=0, atol=half_a_step)
+
+
+def test_what_is_not_regrouped() -> None:
+    assert not _core.gguf_regrouped_type("Q2_K")
+    with pytest.raises(InfinilmError, match="blocks of Q2_K are those of no other type"):
+        _core.gguf_regroup(np.zeros(84, np.uint8), "Q2_K", [1, 256])

@@ -1,0 +1,106 @@
+#include "gguf/regroup.h"
+
+#include <type_traits>
+
+#include "gguf/blocks.h"
+
+namespace infinilm::gguf {
+
+namespace {
+
+void put_half(uint16_t bits, uint8_t* out) { std::memcpy(out, &bits, sizeof bits); }
+
+// values: 256 of -32 to 31. scales: one for each 16 of them, multiples of the factor, whose float16 bits are given.
+void put_q6_k(const int8_t* values, const int8_t* scales, uint16_t factor, uint8_t* out) {
+    for (int half = 0; half < 2; ++half) {
+        const auto code = [&](int i) { return values[128 * half + i] + 32; };
+        for (int i = 0; i < 64; ++i)
+            out[64 * half + i] = static_cast<uint8_t>((code(i) & 15) | (code(64 + i) & 15) << 4);
+        for (int i = 0; i < 32; ++i) {
+            int high = 0;
+            for (int j = 0; j < 4; ++j) high |= code(32 * j + i) >> 4 << (2 * j);
+            out[128 + 32 * half + i] = static_cast<uint8_t>(high);
+        }
+    }
+    std::memcpy(out + 192, scales, 16);
+    put_half(factor, out + 208);
+}
+
+template <class Block>
+void to_q6_k(const uint8_t* b, uint8_t* out) {
+    constexpr bool is_xxs = std::is_same_v<Block, blocks::IQ3_XXS>;
+    uint8_t q[256];
+    int8_t values[256], scales[16];
+    Block::integers(b, q);
+    // Those of IQ3_XXS are even and up to 62, in quarters of the factor: their halves are halves of it.
+    for (int i = 0; i < 256; ++i) values[i] = static_cast<int8_t>(Block::value(q[i]) / (is_xxs ? 2 : 1));
+    uint16_t factor;
+    if constexpr (std::is_same_v<Block, blocks::Q3_K>) {
+        Block::scale_numbers(b, scales);
+        factor = blocks::number<uint16_t>(b + 108);
+    } else {
+        uint8_t numbers[8];
+        Block::numbers(b, numbers);
+        for (int i = 0; i < 16; ++i) scales[i] = static_cast<int8_t>(2 * numbers[i / 2] + 1);
+        factor = Block::factor(b);
+        if (is_xxs) factor = from_float<f16>(to_float(f16{factor}) * 0.5f).bits;
+    }
+    put_q6_k(values, scales, factor, out);
+}
+
+template <class Block>
+void to_q8_0(const uint8_t* b, uint8_t* out) {  // both begin with the scale
+    uint8_t q[32];
+    Block::integers(b, q);
+    std::memcpy(out, b, 2);
+    for (int i = 0; i < 32; ++i) out[2 + i] = static_cast<uint8_t>(Block::value(q[i]));
+}
+
+template <class Block>
+void to_q4_0(const uint8_t* b, uint8_t* out) {  // the scale of 256 is that of each 32
+    uint8_t q[256];
+    Block::integers(b, q);
+    for (const uint8_t* of_group = q; of_group < q + 256; of_group += 32, out += 18) {
+        std::memcpy(out, b + Block::bytes - 2, 2);
+        for (int i = 0; i < 16; ++i)
+            out[2 + i] =
+                static_cast<uint8_t>((Block::value(of_group[i]) + 8) | (Block::value(of_group[16 + i]) + 8) << 4);
+    }
+}
+
+struct Regrouping {
+    std::string_view from, to;
+    int bytes;  // of what a block becomes
+    void (*put)(const uint8_t* block, uint8_t* out);
+};
+constexpr Regrouping regroupings[] = {
+    {"Q3_K", "Q6_K", 210, to_q6_k<blocks::Q3_K>},      {"IQ3_XXS", "Q6_K", 210, to_q6_k<blocks::IQ3_XXS>},
+    {"IQ3_S", "Q6_K", 210, to_q6_k<blocks::IQ3_S>},    {"Q5_0", "Q8_0", 34, to_q8_0<blocks::Q5_0>},
+    {"IQ4_NL", "Q8_0", 34, to_q8_0<blocks::IQ4_NL>},   {"TQ1_0", "Q4_0", 8 * 18, to_q4_0<blocks::TQ1_0>},
+    {"TQ2_0", "Q4_0", 8 * 18, to_q4_0<blocks::TQ2_0>},
+};
+
+const Regrouping* find(std::string_view type) {
+    for (const Regrouping& regrouping : regroupings)
+        if (regrouping.from == type) return &regrouping;
+    return nullptr;
+}
+
+}  // namespace
+
+std::string_view regrouped_type(std::string_view type) {
+    const Regrouping* const found = find(type);
+    return found ? found->to : "";
+}
+
+void regroup(const Rows& rows, uint8_t* out) {
+    const Regrouping* const found = find(rows.type.name);
+    if (!found) throw Error(concat("blocks of ", rows.type.name, " are those of no other type"));
+    const int64_t blocks_of_row = rows.num_columns / rows.type.block;
+    for (int64_t row = 0; row < rows.num_rows; ++row) {
+        const auto* const from = reinterpret_cast<const uint8_t*>(rows.row(row));
+        for (int64_t i = 0; i < blocks_of_row; ++i, out += found->bytes) found->put(from + i * rows.type.bytes, out);
+    }
+}
+
+}  // namespace infinilm::gguf

@@ -1,0 +1,17 @@
+// Blocks of one type as blocks of another that has the same integers behind the same scales: for devices whose kernels
+// take the second one alone.
+#pragma once
+
+#include "gguf/dequantise.h"
+
+namespace infinilm::gguf {
+
+// The type whose blocks hold those of `type`; "": no other type does. Q3_K and IQ3 become Q6_K, Q5_0 and IQ4_NL Q8_0,
+// and TQ1_0 and TQ2_0 Q4_0. All numbers stay what they are, but for IQ3_XXS, whose factor is halved: one below 2**-13
+// may be rounded to a float16.
+std::string_view regrouped_type(std::string_view type);
+
+// Writes the rows to `out` as blocks of regrouped_type. Error: there is none.
+void regroup(const Rows& rows, uint8_t* out);
+
+}  // namespace infinilm::gguf
