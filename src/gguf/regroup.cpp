@@ -32,7 +32,7 @@ void to_q6_k(const uint8_t* b, uint8_t* out) {
     uint8_t q[256];
     int8_t values[256], scales[16];
     Block::integers(b, q);
-    // Those of IQ3_XXS are even and up to 62, in quarters of the factor: their halves are halves of it.
+    // The integers of IQ3_XXS are even and up to 62, in quarters of the factor: half of each is in halves of it.
     for (int i = 0; i < 256; ++i) values[i] = static_cast<int8_t>(Block::value(q[i]) / (is_xxs ? 2 : 1));
     uint16_t factor;
     if constexpr (std::is_same_v<Block, blocks::Q3_K>) {
