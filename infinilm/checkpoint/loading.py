@@ -69,6 +69,7 @@ class WeightEngine(Protocol):
 _MASKS = tuple(
     f".{module}.{name}" for module in ("attn", "attention") for name in ("bias", "masked_bias", "causal_mask")
 )
+_NORM_BEHIND_EXPERTS = ".post_mlp_layernorm.weight"
 
 
 def is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
@@ -76,18 +77,13 @@ def is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
 
     `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter); the rotary frequencies,
     the numbers of positions and the masks of what is later that old checkpoints store, which follow from the
-    configuration; the two constants of the activation xIELU, which are those of all models; and norms behind MLPs that
-    files of A.X-K1 have in layers without experts, too.
+    configuration; the two constants of the activation xIELU, which are those of all models; and where some layers have
+    a norm behind experts, that of the others, which files of A.X K1 have, too.
     """
+    if name.endswith(_NORM_BEHIND_EXPERTS):
+        return any(other.endswith(_NORM_BEHIND_EXPERTS) for other in expected)
     return (name in _HEADS and name not in expected) or name.endswith(
-        (
-            ".rotary_emb.inv_freq",
-            "embeddings.position_ids",
-            ".act_fn.beta",
-            ".act_fn.eps",
-            ".post_mlp_layernorm.weight",
-            *_MASKS,
-        )
+        (".rotary_emb.inv_freq", "embeddings.position_ids", ".act_fn.beta", ".act_fn.eps", *_MASKS)
     )
 
 

@@ -47,6 +47,12 @@ def test_other_families_need_theirs(tmp_path: Path) -> None:
         logits(absent)
 
 
+def test_a_norm_that_no_layer_has_is_not_passed_over(tmp_path: Path) -> None:
+    extra = write(tmp_path / "extra", "deepseek-v3", {"model.layers.0.post_mlp_layernorm.weight": np.ones(64)})
+    with pytest.raises(WeightError, match=r"model.layers.0.post_mlp_layernorm.weight"):
+        logits(extra)
+
+
 def test_masks_of_codegen_are_not_read(tmp_path: Path) -> None:
     masks = {f"transformer.h.{layer}.attn.causal_mask": np.ones((1, 1, 8, 8)) for layer in range(2)}
     np.testing.assert_array_equal(
