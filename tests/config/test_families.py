@@ -849,6 +849,7 @@ FIELDS = sorted({*LlamaConfig().to_dict(), "rope_theta", "rope_scaling"} - {"bos
 @settings(max_examples=400)
 @example("gemma", {"rope_scaling": {"type": "yarn"}}, 1)  # the key of 4.x, assigned to a field
 @example("deepseek_v2", {"rope_scaling": {"type": "yarn"}}, 1)
+@example("falcon_h1", {"layer_types": None}, 1)  # which config.json has not, and reading it always gives
 @example("llama4_text", {"moe_intermediate_size": None}, 9)  # a file without it has another key for experts
 @given(
     st.sampled_from([family.model_type for family in FAMILIES.values()]),
