@@ -1931,9 +1931,9 @@ def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), or
     The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. num_threads: 0: one per core.
     """
 
-def gguf_regroup(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int]) -> Tensor:
+def gguf_regroup(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int], *, num_threads: int = 0) -> Tensor:
     """
-    Blocks of a type as those of gguf_regrouped_type, with the same numbers: [rows, bytes].
+    Blocks of a type as those of gguf_regrouped_type, with the same numbers: [rows, bytes]. num_threads: 0: one per core.
     """
 
 def gguf_regrouped_type(name: str) -> str:

@@ -239,9 +239,10 @@ def _model_line(model: Mapping[str, Any]) -> str:
         stored = (
             f"packed as {model['quantization']}" if model["packed"] else f"{stored}, used as {model['quantization']}"
         )
-    if model["native_types"]:
-        stored += f", {' and '.join(_used(name, model['devices'][0]) for name in model['native_types'])}"
-        stored += " used as they are"
+    kept = {name: type_on(name, model["devices"][0].partition(":")[0]) for name in model["native_types"]}
+    if as_they_are := [name for name in kept if kept[name] == name]:
+        stored += f", {' and '.join(as_they_are)} used as they are"
+    stored += "".join(f", {name} used as {own}" for name, own in kept.items() if own != name)
     others = [name for name in types or () if name not in (*FLOATS, *PLAIN_TYPES, *model["native_types"])]
     if others and not model["quantization"]:
         stored += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
@@ -257,12 +258,6 @@ def _model_line(model: Mapping[str, Any]) -> str:
         f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "
         f"computed in {model['dtype']} on {_devices(model['devices'])}"
     )
-
-
-def _used(stored: str, device: str) -> str:
-    """A type of blocks, and the one that a device has instead."""
-    kept = type_on(stored, device.partition(":")[0])
-    return stored if kept == stored else f"{stored} (regrouped as {kept})"
 
 
 def _share(types: Mapping[str, int], name: str) -> str:

@@ -116,13 +116,12 @@ Tensor gguf_dequantise(const Bytes& data, const std::string& type_name, const st
     return out;
 }
 
-Tensor gguf_regroup(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape) {
+Tensor gguf_regroup(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
+                    int num_threads) {
     const gguf::Rows rows = rows_of(data, type_name, shape);
-    const gguf::Type* const to = gguf::find_type(gguf::regrouped_type(type_name));
-    if (!to) throw Error(concat("blocks of ", type_name, " are those of no other type"));
-    const Tensor out = allocate_host(DType::uint8, {rows.num_rows, rows.num_columns / to->block * to->bytes});
+    const Tensor out = allocate_host(DType::uint8, {rows.num_rows, gguf::regrouped_bytes(rows)});
     const ReleaseGil release;
-    gguf::regroup(rows, out.as<uint8_t>());
+    gguf::regroup(rows, out.as<uint8_t>(), threads_of(num_threads));
     return out;
 }
 
@@ -168,8 +167,10 @@ void bind_gguf(nb::module_& m) {
     m.def("gguf_dequantise", gguf_dequantise, nb::arg("data"), nb::arg("type"), nb::arg("shape"), nb::arg("dtype"),
           nb::kw_only(), nb::arg("num_threads") = 0,
           "The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. num_threads: 0: one per core.");
-    m.def("gguf_regroup", gguf_regroup, nb::arg("data"), nb::arg("type"), nb::arg("shape"),
-          "Blocks of a type as those of gguf_regrouped_type, with the same numbers: [rows, bytes].");
+    m.def("gguf_regroup", gguf_regroup, nb::arg("data"), nb::arg("type"), nb::arg("shape"), nb::kw_only(),
+          nb::arg("num_threads") = 0,
+          "Blocks of a type as those of gguf_regrouped_type, with the same numbers: [rows, bytes]. num_threads: 0: one "
+          "per core.");
     m.def(
         "gguf_regrouped_type", [](const std::string& name) { return std::string(gguf::regrouped_type(name)); },
         nb::arg("name"), "The type whose blocks can hold those of a type of GGUF files; empty: no other one can.");

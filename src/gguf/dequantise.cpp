@@ -91,10 +91,7 @@ void read_rows(const Rows& rows, ReadBlocks read, int64_t begin, int64_t end, Us
 template <class Use>
 void read_all(const Rows& rows, DType dtype, int num_threads, Use use) {
     const ReadBlocks read = reader_of(rows.type);
-    constexpr int64_t least_weights = 1 << 18;  // of a thread: less is done before it has begun
-    const int64_t most = std::max<int64_t>(rows.num_rows * rows.num_columns / least_weights, 1);
-    const int64_t shares =
-        std::clamp<int64_t>(std::min<int64_t>(num_threads, most), 1, std::max<int64_t>(rows.num_rows, 1));
+    const int64_t shares = num_shares(rows, num_threads);
     run_shares(shares, [&](int64_t share) {
         visit_floating(dtype, [&]<class T>(T) {
             read_rows<T>(rows, read, rows.num_rows * share / shares, rows.num_rows * (share + 1) / shares,
@@ -104,6 +101,12 @@ void read_all(const Rows& rows, DType dtype, int num_threads, Use use) {
 }
 
 }  // namespace
+
+int64_t num_shares(const Rows& rows, int num_threads) {
+    constexpr int64_t least_weights = 1 << 18;  // of a thread
+    const int64_t most = std::max<int64_t>(rows.num_rows * rows.num_columns / least_weights, 1);
+    return std::clamp<int64_t>(std::min<int64_t>(num_threads, most), 1, std::max<int64_t>(rows.num_rows, 1));
+}
 
 void dequantise(const Rows& rows, const TensorView& out, int num_threads) {
     read_all(rows, out.dtype(), num_threads,

@@ -19,6 +19,9 @@ struct Rows {
     const std::byte* row(int64_t number) const { return data + number * row_stride; }
 };
 
+// How many threads, up to num_threads, share the work on the rows: few rows are done before a thread has begun.
+int64_t num_shares(const Rows& rows, int num_threads);
+
 // Writes the rows to `out`, [num_rows, num_columns] in float32, bfloat16 or float16 (to nearest, ties to even), with up
 // to num_threads threads. WeightError: a finite weight that float16 or bfloat16 cannot hold.
 void dequantise(const Rows& rows, const TensorView& out, int num_threads);

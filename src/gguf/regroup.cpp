@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "core/shares.h"
 #include "gguf/blocks.h"
 
 namespace infinilm::gguf {
@@ -70,14 +71,13 @@ void to_q4_0(const uint8_t* b, uint8_t* out) {  // the scale of 256 is that of e
 
 struct Regrouping {
     std::string_view from, to;
-    int bytes;  // of what a block becomes
     void (*put)(const uint8_t* block, uint8_t* out);
 };
 constexpr Regrouping regroupings[] = {
-    {"Q3_K", "Q6_K", 210, to_q6_k<blocks::Q3_K>},      {"IQ3_XXS", "Q6_K", 210, to_q6_k<blocks::IQ3_XXS>},
-    {"IQ3_S", "Q6_K", 210, to_q6_k<blocks::IQ3_S>},    {"Q5_0", "Q8_0", 34, to_q8_0<blocks::Q5_0>},
-    {"IQ4_NL", "Q8_0", 34, to_q8_0<blocks::IQ4_NL>},   {"TQ1_0", "Q4_0", 8 * 18, to_q4_0<blocks::TQ1_0>},
-    {"TQ2_0", "Q4_0", 8 * 18, to_q4_0<blocks::TQ2_0>},
+    {"Q3_K", "Q6_K", to_q6_k<blocks::Q3_K>},     {"IQ3_XXS", "Q6_K", to_q6_k<blocks::IQ3_XXS>},
+    {"IQ3_S", "Q6_K", to_q6_k<blocks::IQ3_S>},   {"Q5_0", "Q8_0", to_q8_0<blocks::Q5_0>},
+    {"IQ4_NL", "Q8_0", to_q8_0<blocks::IQ4_NL>}, {"TQ1_0", "Q4_0", to_q4_0<blocks::TQ1_0>},
+    {"TQ2_0", "Q4_0", to_q4_0<blocks::TQ2_0>},
 };
 
 const Regrouping* find(std::string_view type) {
@@ -93,14 +93,23 @@ std::string_view regrouped_type(std::string_view type) {
     return found ? found->to : "";
 }
 
-void regroup(const Rows& rows, uint8_t* out) {
-    const Regrouping* const found = find(rows.type.name);
-    if (!found) throw Error(concat("blocks of ", rows.type.name, " are those of no other type"));
-    const int64_t blocks_of_row = rows.num_columns / rows.type.block;
-    for (int64_t row = 0; row < rows.num_rows; ++row) {
-        const auto* const from = reinterpret_cast<const uint8_t*>(rows.row(row));
-        for (int64_t i = 0; i < blocks_of_row; ++i, out += found->bytes) found->put(from + i * rows.type.bytes, out);
-    }
+int64_t regrouped_bytes(const Rows& rows) {
+    const Type* const to = find_type(regrouped_type(rows.type.name));
+    if (!to) throw Error(concat("blocks of ", rows.type.name, " are those of no other type"));
+    return rows.num_columns / to->block * to->bytes;
+}
+
+void regroup(const Rows& rows, uint8_t* out, int num_threads) {
+    const int64_t blocks_of_row = rows.num_columns / rows.type.block, bytes_of_row = regrouped_bytes(rows);
+    const auto put = find(rows.type.name)->put;
+    const int64_t shares = num_shares(rows, num_threads);
+    run_shares(shares, [&](int64_t share) {
+        for (int64_t row = rows.num_rows * share / shares; row < rows.num_rows * (share + 1) / shares; ++row) {
+            const auto* const from = reinterpret_cast<const uint8_t*>(rows.row(row));
+            for (int64_t i = 0; i < blocks_of_row; ++i)
+                put(from + i * rows.type.bytes, out + row * bytes_of_row + i * bytes_of_row / blocks_of_row);
+        }
+    });
 }
 
 }  // namespace infinilm::gguf

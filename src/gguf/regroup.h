@@ -11,7 +11,10 @@ namespace infinilm::gguf {
 // may be rounded to a float16.
 std::string_view regrouped_type(std::string_view type);
 
-// Writes the rows to `out` as blocks of regrouped_type. Error: there is none.
-void regroup(const Rows& rows, uint8_t* out);
+// The bytes of a row as blocks of regrouped_type. Error: there is none.
+int64_t regrouped_bytes(const Rows& rows);
+
+// Writes the rows to `out`, [num_rows, regrouped_bytes], with up to num_threads threads. Error: as above.
+void regroup(const Rows& rows, uint8_t* out, int num_threads);
 
 }  // namespace infinilm::gguf

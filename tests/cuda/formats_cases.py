@@ -23,7 +23,7 @@ from quantised_files.conversion import quantise, resized, write_plain
 from rank_cases import FakeNccl
 
 from infinilm import _core
-from infinilm.checkpoint.native import CUDA_BLOCKS
+from infinilm.checkpoint.native import CUDA_BLOCKS, type_on
 from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.engine.hooks import ModelSites
 from infinilm.errors import WeightError
@@ -168,7 +168,9 @@ def _check(
             assert plain.forward(prompt).tobytes() == got.tobytes()
     plan = plan_headers(stored, {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
     told = plan_lines(describe_plan(plan))[0]
-    assert ("used as they are" in told) == native, told
+    kept = {name: type_on(name, "cuda") for name in plan.native_types}
+    assert bool(kept) == native == (" used as " in told), told
+    assert all(f"{name} used as {own}" in told for name, own in kept.items() if own != name), told
     assert (f"made {dtype}" in told) != native, told
     if ranks:
         ranks.check()

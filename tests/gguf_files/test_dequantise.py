@@ -123,6 +123,17 @@ def test_regrouped(type_name: str, data: st.DataObject) -> None:
     np.testing.assert_allclose(numbers, expected, rtol=0, atol=half_a_step)
 
 
+def test_threads_regroup_all_rows() -> None:
+    """As many rows as three threads share, in parts that are not alike."""
+    block, size = SIZES["IQ3_S"]
+    rows, columns = 1601, 2 * block
+    raw = np.random.default_rng(0).integers(0, 256, rows * columns // block * size, dtype=np.uint8)
+    one, three = (_core.gguf_regroup(raw, "IQ3_S", [rows, columns], num_threads=n).numpy() for n in (1, 3))
+    np.testing.assert_array_equal(three, one)
+    last = _core.gguf_regroup(raw[-2 * size :], "IQ3_S", [1, columns]).numpy()
+    np.testing.assert_array_equal(one[-1:], last)
+
+
 def test_what_is_not_regrouped() -> None:
     assert not _core.gguf_regrouped_type("Q2_K")
     with pytest.raises(InfinilmError, match="blocks of Q2_K are those of no other type"):

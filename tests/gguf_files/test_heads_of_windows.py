@@ -23,7 +23,7 @@ def file_of(**changes: Any) -> File:
 
 
 def test_lists_go_on_behind_the_last_layer(tmp_path: Path) -> None:
-    """As where three layers guess at later tokens."""
+    """Files of models with three layers that guess later tokens list those layers, too."""
     file = file_of(nextn_predict_layers=3, block_count=7)
     file.metadata["mimo2.attention.sliding_window_pattern"] = As("int32", [0, 1, 1, 0, 1, 1, 1])
     file.metadata["mimo2.attention.head_count_kv"] = As("int32", [2, 4, 4, 2, 8, 8, 8])

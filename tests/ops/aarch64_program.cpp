@@ -1,5 +1,5 @@
 // Runs the CPU kernels of the generic build on inputs made by a formula, and writes all results to stdout; see
-// test_aarch64.py, which has the same inputs.
+// fused_ops.py, which has the same inputs.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

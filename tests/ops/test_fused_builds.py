@@ -1,6 +1,6 @@
 """All builds that fuse products and sums give the bits of AVX2 in every op: the wider ones, and those with tiles (AMX).
 
-tests/ops/test_aarch64.py has the ops, and compares NEON.
+tests/ops/test_aarch64.py compares NEON.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 from infinilm import _core
 from ops import support
-from ops.test_aarch64 import attention, block_rows, layers_with_a_state, linears, linears_of_blocks, rows
+from ops.fused_ops import attention, block_rows, layers_with_a_state, linears, linears_of_blocks, rows
 
 COUNTS = (1, 16, 17, 33, 100, 257)  # tokens: below what tiles take at a time, and with a rest of it
 WIDER = [isa for isa in ("avx512", "avx512_vnni", "avx512_bf16", "amx") if isa in _core.cpu_isas()]

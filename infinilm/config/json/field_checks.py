@@ -29,20 +29,19 @@ def check_positive(key: str, value: Any) -> None:
 def check_layer_types(config: ModelFields, family: Family) -> None:
     """Raise ConfigError where `layer_types` is not a list of kinds that the family has, one for each layer."""
     kinds = ("full_attention", CHUNKED_LAYER if family.windows == "chunks" else "sliding_attention")
-    is_read = False  # from config.json always, where another key or a default of the family says it
     if "linear_num_key_heads" in family.keys:
-        kinds, is_read = ("full_attention", STATE_LAYER), "full_attention_interval" not in family.keys
+        kinds = ("full_attention", STATE_LAYER)
     if family.keys >= MAMBA_KEYS:
         kinds = ("full_attention", STATE_LAYER, *(LONE_SUBLAYERS if family.lone_sublayers else ()))
-        is_read = True
     if family.keys >= SHORT_CONV_KEYS:
-        kinds, is_read = ("full_attention", CONV_LAYER), True
-    if config.layer_types is None and is_read:
-        raise ConfigError(
-            f"layer_types is None, but layers of {family.architecture} are of several kinds: give a list with one of "
-            f"{kinds} for each layer, or use {type(config).__name__}.from_dict, which reads them from other keys"
-        )
+        kinds = ("full_attention", CONV_LAYER)
     if config.layer_types is None:
+        # A configuration that was read always has them, unless an interval says which layers have attention.
+        if {STATE_LAYER, CONV_LAYER} & {*kinds} and "full_attention_interval" not in family.keys:
+            raise ConfigError(
+                f"layer_types is None, but layers of {family.architecture} are of several kinds: give a list with one "
+                f"of {kinds} for each layer, or use {type(config).__name__}.from_dict, which reads them from other keys"
+            )
         return
     if not isinstance(config.layer_types, (list, tuple)):
         raise ConfigError(f"layer_types must be null or a list of {kinds}; got {config.layer_types!r}")
