@@ -116,6 +116,10 @@ def prose(tokenizer: Tekkenizer, count: int, num_tokens: int, vocab_size: int) -
     return [Text(piece[: 2 * num_tokens], piece[2 * num_tokens :]) for piece in pieces[:count]]
 
 
+def tekken() -> Tekkenizer:
+    return Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data/tekken_240911.json")
+
+
 def encode(tokenizer: Tekkenizer, text: str, vocab_size: int) -> list[int]:
     return [token_id % vocab_size for token_id in tokenizer.encode(text, bos=False, eos=False)]
 
@@ -298,7 +302,7 @@ def main() -> None:
     args = parser.parse_args()
 
     vocab_size = SHAPES[args.shape]["vocab_size"]
-    tokenizer = Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data/tekken_240911.json")
+    tokenizer = tekken()
     if args.count:
         for name, texts in (
             ("edits", edits(tokenizer, 60, args.longest, vocab_size)),

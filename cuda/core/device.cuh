@@ -156,6 +156,15 @@ __device__ __forceinline__ int of_warp(int x) { return __shfl_sync(0xffffffffu, 
 
 // ---- reductions. A butterfly adds the same pairs in every lane, so every lane gets the same bits. ----------------
 
+#ifdef INFINILM_CUDA_EMULATOR
+// The same pairs, but the lanes meet once and not five times: meeting is most of the time of emulated kernels.
+inline float warp_sum(float value) {
+    return emulator::butterfly(value, "warp_sum", [](float a, float b) { return a + b; });
+}
+inline float warp_max(float value) {
+    return emulator::butterfly(value, "warp_max", [](float a, float b) { return fmaxf(a, b); });
+}
+#else
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
@@ -166,6 +175,7 @@ __device__ __forceinline__ float warp_max(float value) {
     for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
     return value;
 }
+#endif
 
 // ---- Philox4x32-10 (Salmon et al., SC 2011): the numbers of src/core/random.h ------------------------------------
 

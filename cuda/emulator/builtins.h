@@ -34,6 +34,20 @@ T shuffle(uint32_t mask, T value, unsigned source, const char* what) {
     return value;
 }
 
+// What all lanes of a warp have where each joins its value with that of the lane `offset` further, for offsets of 16,
+// 8, 4, 2 and 1. Lanes that the block does not have count as a shuffle's do: all ones.
+template <class F>
+float butterfly(float value, const char* what, F join) {
+    LaneData mine{};
+    memcpy(&mine.word[0], &value, sizeof value);
+    const LaneData* all = exchange(~0u, mine, what);
+    float values[32];
+    for (unsigned i = 0; i < 32; ++i) memcpy(&values[i], &all[i].word[0], sizeof value);
+    for (unsigned offset = 16; offset > 0; offset /= 2)
+        for (unsigned i = 0; i < offset; ++i) values[i] = join(values[i], values[i + offset]);
+    return values[0];
+}
+
 // Atomics are plain here, one host thread, but spelled __atomic so that ThreadSanitizer knows them for what they are.
 // Like CUDA's they are relaxed: ordering needs __threadfence() or the acquire and release forms of ptx.cuh.
 template <class T, class F>

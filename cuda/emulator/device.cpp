@@ -242,7 +242,7 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
         run.device = device, run.body = &body;
         DeviceAccess access;
         run_grid(run);
-        check_canaries(("kernel " + kernel_name(kernel)).c_str());
+        check_canaries(kernel);
         if (is_named_by("INFINILM_EMULATOR_FAILING_KERNEL", kernel)) sticky_of(run.device) = cudaErrorLaunchFailure;
     };
     return report(submit(config.stream, std::move(work)));

@@ -190,12 +190,12 @@ void check_range(const void* pointer, size_t bytes, const char* what) {
     fail("copy-out-of-bounds", "%s: %zu bytes at %p: %s", what, bytes, pointer, description.c_str());
 }
 
-void check_canaries(const char* after) {
+void check_canaries(const void* kernel) {
     for (const auto& [start, a] : memory().live) {
         unpoison(a.pages, a.page_bytes);
         if (!canaries_hold(a))
-            fail("global-out-of-bounds", "%s wrote just outside an allocation of %zu bytes at %p", after, a.bytes,
-                 static_cast<const void*>(start));
+            fail("global-out-of-bounds", "kernel %s wrote just outside an allocation of %zu bytes at %p",
+                 kernel_name(kernel).c_str(), a.bytes, static_cast<const void*>(start));
         poison(a.pages, a.page_bytes);
         unpoison(a.start, a.bytes);
     }

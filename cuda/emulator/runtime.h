@@ -72,7 +72,7 @@ MemoryKind memory_kind(const void* pointer);
 bool is_device_address(const void* pointer);  // of the reserved range, allocated or not
 // Fails when the range is device or pinned memory and not inside one allocation.
 void check_range(const void* pointer, size_t bytes, const char* what);
-void check_canaries(const char* after);
+void check_canaries(const void* kernel);
 bool describe_device_address(const void* address, std::string* description);
 size_t device_memory_bytes();
 

@@ -16,7 +16,7 @@
 
 namespace infinilm::emulator {
 
-thread_local Grid* running = nullptr;
+constinit thread_local Grid* running = nullptr;
 
 namespace {
 

@@ -126,8 +126,9 @@ struct Grid {
     dim3 together() const { return cooperative ? grid : cluster; }  // blocks that run together
 };
 
-// The grid of this host thread, or null.
-extern thread_local Grid* running;
+// The grid of this host thread, or null. Threads ask for it at each rendezvous: this model needs no call for its
+// address.
+extern constinit thread_local Grid* running __attribute__((tls_model("initial-exec")));
 inline Thread& current() { return *running->current; }
 inline Block& current_block() { return *running->current->block; }
 

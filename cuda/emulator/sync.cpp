@@ -64,6 +64,7 @@ static Collective& find_collective(uint32_t mask, const char* what) {
     if (!found) {
         found = &block.warps[warp].emplace_back();
         found->mask = mask;
+        memset(found->in, 0xff, sizeof found->in);  // of lanes that the block does not have
     }
     if (found->arrived && found->what != what && strcmp(found->what, what))
         fail("warp-divergence", "%s with mask %08x, while lanes %08x of the warp are at %s", what, mask, found->arrived,

@@ -1,5 +1,7 @@
 #include "gguf/regroup.h"
 
+#include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "core/shares.h"
@@ -49,6 +51,58 @@ void to_q6_k(const uint8_t* b, uint8_t* out) {
     put_q6_k(values, scales, factor, out);
 }
 
+// Entries of IQ1 are -1, 0 or 1 and lie an eighth of the scale above or below: odd integers in eighths of the factor.
+template <class Block>
+void iq1_to_q6_k(const uint8_t* b, uint8_t* out) {
+    constexpr int group = Block::group;
+    uint8_t q[256], numbers[256 / group];
+    int8_t values[256], scales[16];
+    Block::integers(b, q);
+    Block::numbers(b, numbers);
+    for (int i = 0; i < 256; ++i)
+        values[i] = static_cast<int8_t>(8 * (Block::value(q[i]) - 1) + (numbers[i / group] & 8 ? -1 : 1));
+    for (int i = 0; i < 16; ++i) scales[i] = static_cast<int8_t>(2 * (numbers[16 * i / group] & 7) + 1);
+    put_q6_k(values, scales, from_float<f16>(to_float(f16{Block::factor(b)}) * 0.125f).bits, out);
+}
+
+// The same integers, with the scale of each 32 as a float16: a weight changes by less than a bfloat16 of it would.
+template <class Block>
+void to_q8_0_by_groups(const uint8_t* b, uint8_t* out) {
+    static_assert(Block::group == 32);
+    uint8_t q[256];
+    float scales[8];
+    Block::integers(b, q);
+    Block::scales(b, scales, nullptr);
+    for (int group = 0; group < 8; ++group, out += 34) {
+        put_half(from_float<f16>(scales[group]).bits, out);
+        for (int i = 0; i < 32; ++i) out[2 + i] = static_cast<uint8_t>(Block::value(q[32 * group + i]));
+    }
+}
+
+// Where 16 weights have a scale, two of them share one here: integers are those nearest to 127ths of the largest.
+template <class Block>
+void round_to_q8_0(const uint8_t* b, uint8_t* out) {
+    static_assert(Block::group == 16);
+    uint8_t q[256];
+    float scales[16];
+    Block::integers(b, q);
+    Block::scales(b, scales, nullptr);
+    for (int group = 0; group < 8; ++group, out += 34) {
+        float weights[32], largest = 0;
+        for (int i = 0; i < 32; ++i) {
+            weights[i] = scales[2 * group + i / 16] * static_cast<float>(Block::value(q[32 * group + i]));
+            largest = std::max(largest, std::abs(weights[i]));
+        }
+        const f16 scale = from_float<f16>(largest / 127);
+        const float inverse = to_float(scale) == 0 ? 0 : 1 / to_float(scale);
+        put_half(scale.bits, out);
+        for (int i = 0; i < 32; ++i) {
+            const float code = std::clamp(std::nearbyint(weights[i] * inverse), -127.0f, 127.0f);  // NaN stays one
+            out[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(std::isnan(code) ? 0 : code));
+        }
+    }
+}
+
 template <class Block>
 void to_q8_0(const uint8_t* b, uint8_t* out) {  // both begin with the scale
     uint8_t q[32];
@@ -74,10 +128,19 @@ struct Regrouping {
     void (*put)(const uint8_t* block, uint8_t* out);
 };
 constexpr Regrouping regroupings[] = {
-    {"Q3_K", "Q6_K", to_q6_k<blocks::Q3_K>},     {"IQ3_XXS", "Q6_K", to_q6_k<blocks::IQ3_XXS>},
-    {"IQ3_S", "Q6_K", to_q6_k<blocks::IQ3_S>},   {"Q5_0", "Q8_0", to_q8_0<blocks::Q5_0>},
-    {"IQ4_NL", "Q8_0", to_q8_0<blocks::IQ4_NL>}, {"TQ1_0", "Q4_0", to_q4_0<blocks::TQ1_0>},
+    {"Q3_K", "Q6_K", to_q6_k<blocks::Q3_K>},
+    {"IQ3_XXS", "Q6_K", to_q6_k<blocks::IQ3_XXS>},
+    {"IQ3_S", "Q6_K", to_q6_k<blocks::IQ3_S>},
+    {"Q5_0", "Q8_0", to_q8_0<blocks::Q5_0>},
+    {"IQ4_NL", "Q8_0", to_q8_0<blocks::IQ4_NL>},
+    {"TQ1_0", "Q4_0", to_q4_0<blocks::TQ1_0>},
     {"TQ2_0", "Q4_0", to_q4_0<blocks::TQ2_0>},
+    {"IQ1_S", "Q6_K", iq1_to_q6_k<blocks::IQ1_S>},
+    {"IQ1_M", "Q6_K", iq1_to_q6_k<blocks::IQ1_M>},
+    {"IQ4_XS", "Q8_0", to_q8_0_by_groups<blocks::IQ4_XS>},
+    {"IQ2_XXS", "Q8_0", to_q8_0_by_groups<blocks::IQ2_XXS>},
+    {"IQ2_XS", "Q8_0", round_to_q8_0<blocks::IQ2_XS>},
+    {"IQ2_S", "Q8_0", round_to_q8_0<blocks::IQ2_S>},
 };
 
 const Regrouping* find(std::string_view type) {

@@ -109,14 +109,19 @@ def gguf(
     file.write(stored)
     twin = stored.with_name(f"plain-{stored.name}")
     File(file.metadata, {key: numbers_of(tensor) for key, tensor in file.tensors.items()}).write(twin)
-    _check(stored, twin if type_name == "IQ3_XXS" else stored, dtype, tp_size, native, nccl, twin)
+    _check(stored, twin if type_name in ROUNDED else stored, dtype, tp_size, native, nccl, twin)
+
+
+ROUNDED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ4_XS")
+"""Types whose numbers change where a device takes their blocks as those of another type (src/gguf/regroup.h)."""
 
 
 def numbers_of(tensor: Stored) -> Stored:
-    """A tensor's numbers as the device has them: those of IQ3_XXS are rounded where the factors of blocks are small."""
+    """A tensor's numbers as the device has them."""
     type_name, raw = tensor.type, np.frombuffer(tensor.data, np.uint8)
-    if type_name == "IQ3_XXS":
-        type_name, raw = "Q6_K", np.array(_core.gguf_regroup(raw, type_name, list(tensor.shape)).numpy()).reshape(-1)
+    if type_name in ROUNDED:
+        raw = np.array(_core.gguf_regroup(raw, type_name, list(tensor.shape)).numpy()).reshape(-1)
+        type_name = _core.gguf_regrouped_type(type_name)
     return Stored("F32", tensor.shape, dequantise(type_name, raw).astype(np.float32).tobytes())
 
 

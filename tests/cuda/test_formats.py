@@ -62,12 +62,14 @@ def test_safetensors(
         ("qwen2-moe", "Q4_K_M", "", "float16", 1, True),
         ("llama-mqa-tied", "Q5_K", "Q6_K", "bfloat16", 1, True),
         ("llama", "Q5_1", "F16", "bfloat16", 1, False),
-        # As blocks of another type, which hold the same numbers:
+        # As blocks of another type:
         ("llama", "Q5_0", "F16", "bfloat16", 1, True),
         ("llama", "IQ4_NL", "F16", "float16", 2, True),
         ("llama", "IQ3_S", "Q3_K", "bfloat16", 2, True),
         ("qwen2-moe", "IQ3_XXS", "F16", "bfloat16", 1, True),
         ("llama", "TQ2_0", "Q8_0", "bfloat16", 1, True),
+        ("llama", "IQ4_XS", "IQ1_S", "float16", 1, True),
+        ("llama", "IQ2_XXS", "IQ2_S", "bfloat16", 1, True),
     ],
 )
 def test_gguf(
