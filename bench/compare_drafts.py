@@ -4,10 +4,10 @@
 
 A model with random weights writes nothing that anyone could draft, so these write the edits of bench.speculation. They
 are of GPT-2's architecture, which adds a learned vector of each position to what the first layer reads. Sublayers add
-nothing, since their last linears are zero, and are computed all the same. Row t of the lm_head is the sum of the vectors
-of those positions whose next token is t. So each answer is a text with all its repetitions, whatever the engine, and
-what an engine drafts is right or wrong as it would be in that text. The draft model is a smaller one of this kind, to
-whose lm_head a part of the positions tells a wrong token.
+nothing, since their last linears are zero, and are computed all the same. Row t of the lm_head is the sum of the
+vectors of those positions whose next token is t. So each answer is a text with all its repetitions, whatever the
+engine, and what an engine drafts is right or wrong as it would be in that text. The draft model is a smaller one of
+this kind, to whose lm_head a part of the positions tells a wrong token.
 
 FOLDER gets a file of each type, in which positions and lm_head are replaced for each text. Drafts of infinilm are those
 of its defaults, or of the draft model; llama.cpp looks up by llama-lookup and by each kind of n-grams that
@@ -165,9 +165,7 @@ def main() -> None:
     parser.add_argument("--types", default="BF16,Q8_0,Q4_0")
     parser.add_argument("--edits", type=int, default=4)
     parser.add_argument("--longest", type=int, default=250, help="tokens of an answer")
-    parser.add_argument(
-        "--right", type=float, default=0.75, help="the share of the draft model's tokens that are right"
-    )
+    parser.add_argument("--right", type=float, default=0.75, help="share of the draft model's tokens")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,33 +61,39 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
+def lines_for_nvcc(text: str) -> Iterator[str]:
+    """The lines of a C++ file but those that are for the emulator alone, and the directives that say so."""
+    emulated: list[bool | None] = []  # for each open #if: whether this branch is the emulator's; None: other conditions
+    for line in text.splitlines():
+        match = re.match(r"\s*#\s*(\w+)\s*(.*)", line)
+        directive, rest = match.groups() if match else ("", "")
+        about = None
+        if directive in ("if", "ifdef", "ifndef"):
+            about = directive == "ifdef" if directive != "if" and rest.split()[0] == EMULATOR else None
+            emulated.append(about)
+        elif directive in ("else", "elif"):
+            about = emulated[-1]
+            emulated[-1] = not about if about is not None and directive == "else" else None
+        elif directive == "endif":
+            about = emulated.pop()
+        if about is None and not any(emulated):
+            yield line
+
+
 def included(path: Path) -> list[Path]:
     """The project's files that a file includes itself, unless for the emulator alone."""
     found = []
-    emulated: list[
-        bool | None
-    ] = []  # for each open #if: whether this branch is the emulator's; None: another condition
-    for line in path.read_text().splitlines():
-        match = re.match(r"\s*#\s*(\w+)\s*(.*)", line)
-        directive, rest = match.groups() if match else ("", "")
-        if directive in ("if", "ifdef", "ifndef"):
-            about = directive != "if" and rest.split()[0] == EMULATOR
-            emulated.append(directive == "ifdef" if about else None)
-        elif directive == "else":
-            emulated[-1] = emulated[-1] is False
-        elif directive == "elif":
-            emulated[-1] = None
-        elif directive == "endif":
-            emulated.pop()
-        elif directive == "include" and not any(emulated):
-            name = re.match(r'(["<])([^">]+)[">]', rest)
-            if name is None:
-                sys.exit(f"{path}: cannot tell which file '{line.strip()}' includes")
-            folders = [path.parent, ROOT, ROOT / "src"] if name[1] == '"' else [ROOT, ROOT / "src"]
-            files = [folder / name[2] for folder in folders if (folder / name[2]).is_file()]
-            if not files and name[1] == '"':
-                sys.exit(f'{path}: there is no "{name[2]}"')
-            found += [file.resolve() for file in files[:1]]
+    for line in lines_for_nvcc(path.read_text()):
+        if not re.match(r"\s*#\s*include\b", line):
+            continue
+        name = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
+        if name is None:
+            sys.exit(f"{path}: cannot tell which file '{line.strip()}' includes")
+        folders = [path.parent, ROOT, ROOT / "src"] if name[1] == '"' else [ROOT, ROOT / "src"]
+        files = [folder / name[2] for folder in folders if (folder / name[2]).is_file()]
+        if not files and name[1] == '"':
+            sys.exit(f'{path}: there is no "{name[2]}"')
+        found += [file.resolve() for file in files[:1]]
     return found
 
 
@@ -103,14 +109,14 @@ def inputs_of(source: Path) -> list[Path]:
 
 
 def code_of(text: str) -> str:
-    """The lines of a C++ file without comments, ends of lines and empty lines: a comment makes no other kernel."""
+    """What nvcc reads of a C++ file, without comments, ends of lines and empty lines: they make no other kernel."""
     code = re.sub(
         r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'|//[^\n]*|/\*.*?\*/""",
         lambda found: " " if found[0].startswith("/") else found[0],
         text,
         flags=re.DOTALL,
     )
-    return "\n".join(line.rstrip() for line in code.splitlines() if line.strip())
+    return "\n".join(line.rstrip() for line in lines_for_nvcc(code) if line.strip())
 
 
 def digest_of(source: Path) -> str:

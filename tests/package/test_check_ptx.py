@@ -131,6 +131,14 @@ def test_a_comment_makes_no_file_stale(check_ptx: ModuleType) -> None:
     assert check_ptx.code_of(code.replace("http://x", "http://y")) != check_ptx.code_of(code)
 
 
+def test_what_the_emulator_has_makes_no_file_stale(check_ptx: ModuleType) -> None:
+    """Its branches are left out, whichever comes first, and those of other conditions are not."""
+    code = "#if A\nint a;\n#else\nint b;\n#endif"
+    assert check_ptx.code_of(code) == code
+    assert check_ptx.code_of(f"{EMULATED}int c;\n{code}\n#else\n{code}\n#endif") == code
+    assert check_ptx.code_of(f"{EMULATED.replace('ifdef', 'ifndef')}{code}\n#else\nint c;\n#endif") == code
+
+
 def test_all_else_that_decides_is_in_the_digest(check_ptx: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ROOT / "cuda/attention/attention_sm90.cu"
     seen = {check_ptx.made_from(source, "90a", b"nvcc 13.0"), check_ptx.made_from(source, "90a", b"nvcc 13.1")}
