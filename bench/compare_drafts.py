@@ -34,17 +34,17 @@ from infinilm import LLM
 VOCAB_SIZE, NUM_POSITIONS, HEAD_DIM = 65536, 2048, 128
 TARGET = {"hidden": 2048, "layers": 20, "inner": 8192}  # 1.0e9 weights in layers, 1.3e8 in the lm_head
 DRAFT = {"hidden": 768, "layers": 6, "inner": 3072}  # 4.2e7 and 5.0e7
+SIMPLE, N_GRAMS = "llama-speculative-simple", ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "16"]
 SOURCES = {  # arguments of llama.cpp's programs, by what drafts; the best of the settings counts
     "lookup": [
         ["llama-lookup", "--spec-draft-n-max", "8"],
         ["llama-lookup", "--spec-draft-n-max", "16"],
-        ["llama-speculative-simple", "--spec-type", "ngram-simple"],
-        ["llama-speculative-simple", "--spec-type", "ngram-map-k"],
-        ["llama-speculative-simple", "--spec-type", "ngram-mod"],
+        [SIMPLE, "--spec-type", "ngram-simple"],
+        [SIMPLE, "--spec-type", "ngram-simple", *N_GRAMS],
+        [SIMPLE, "--spec-type", "ngram-map-k", *(a.replace("simple", "map-k") for a in N_GRAMS)],
+        [SIMPLE, "--spec-type", "ngram-mod"],
     ],
-    "draft model": [
-        ["llama-speculative-simple", "--spec-type", "draft-simple", "--spec-draft-n-max", n] for n in ("3", "5", "8")
-    ],
+    "draft model": [[SIMPLE, "--spec-type", "draft-simple", "--spec-draft-n-max", n] for n in ("3", "5", "8")],
 }
 
 
@@ -138,6 +138,7 @@ def ours(path: Path, text: Text, threads: int, speculation: Any) -> float:
         (output,) = llm.generate([text.prompt], max_tokens=len(text.answer), **sampling)
         if list(output.outputs[0].token_ids) != text.answer:
             raise SystemExit("infinilm has written another answer")
+        assert output.metrics is not None
         times = output.metrics.token_times
         return (times[-1] - times[0]) / (len(times) - 1)
 
@@ -186,7 +187,7 @@ def main() -> None:
             for source, settings in SOURCES.items():
                 for arguments in settings:
                     took = llama_cpp(args.llama, arguments, target, draft, text, args.threads)
-                    name = " ".join(a for a in arguments if a not in ("--spec-type", "draft-simple"))
+                    name = " ".join(arguments)
                     times.setdefault(f"llama.cpp {source}: {name}", []).append(took)
         lengths = [len(text.answer) for text in texts]
         rates = {name: sum(lengths) / np.dot(lengths, own) for name, own in times.items()}
