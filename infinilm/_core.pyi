@@ -118,7 +118,7 @@ class Backend:
     def lora(self, x: Tensor, parts: Sequence[tuple[PreparedLinear, PreparedLinear, float, Tensor]], out: Tensor, inner: Tensor, delta: Tensor) -> None:
         """parts: (a, b, scale, rows) of each adapter; out is changed in place."""
 
-    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none', multiplier: float = 1.0) -> None:
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none', multiplier: float = 1.0, known_ids: int = 0) -> None:
         """
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
         """
@@ -128,6 +128,22 @@ class Backend:
     def mean_square(self, x: Tensor, out: Tensor, multiplier: float = 1.0) -> None: ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0, scale: float = 1.0) -> None: ...
+
+    def row_moment(self, x: Tensor, out: Tensor, multiplier: float = 1.0, centre: Tensor | None = None) -> None:
+        """
+        out = multiplier * mean(x), or with a centre, multiplier * mean((x - centre)^2), of each row.
+        """
+
+    def sparsify(self, x: Tensor, mean: Tensor, variance: Tensor, deviations: float) -> None:
+        """x = max(x - (mean + deviations * sqrt(variance)), 0), in place."""
+
+    def match_rms(self, x: Tensor, like: Tensor, least: float) -> None:
+        """x = x * rms(like) / max(rms(x), sqrt(least)), in place."""
+
+    def mix_streams(self, x: Tensor, streams: Tensor, router: Tensor, coefficients: Tensor, corrects: bool, eps: float, scale: Tensor | None = None, scaled: Tensor | None = None) -> None:
+        """
+        A step of alternating updates: x and streams [num_streams, num_tokens, hidden_size], in place.
+        """
 
     def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None, alpha_p: float = 0.0, alpha_n: float = 0.0) -> None: ...
 
@@ -692,7 +708,7 @@ class MambaSpec:
 class MlpSpec:
     """down(activation(gate) * up), or down(activation(up))."""
 
-    def __init__(self, intermediate_size: int = 0, bias: bool = False, down_bias: bool = False, gated: bool = True, activation: str = 'silu', in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
+    def __init__(self, intermediate_size: int = 0, bias: bool = False, down_bias: bool = False, gated: bool = True, activation: str = 'silu', gate_deviations: float | None = None, in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
 
     @property
     def intermediate_size(self) -> int: ...
@@ -726,6 +742,15 @@ class MlpSpec:
 
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
+
+    @property
+    def gate_deviations(self) -> float | None:
+        """
+        Standard deviations above its mean from which on the gate of a token is left, less that; None: all of it.
+        """
+
+    @gate_deviations.setter
+    def gate_deviations(self, value: float | None) -> None: ...
 
     @property
     def in_multiplier(self) -> float:
@@ -857,6 +882,34 @@ class ExpertsSpec:
 
     def __repr__(self) -> str: ...
 
+class LaurelSpec:
+    """A learned residual layer beside a mixer."""
+
+    def __init__(self, rank: int = 0) -> None: ...
+
+    @property
+    def rank(self) -> int:
+        """Elements between its two linears."""
+
+    @rank.setter
+    def rank(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+class AltUpSpec:
+    """Alternating updates of several residual streams."""
+
+    def __init__(self, num_streams: int = 0) -> None: ...
+
+    @property
+    def num_streams(self) -> int:
+        """Residual streams, with the one that sublayers read and add to."""
+
+    @num_streams.setter
+    def num_streams(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class OwnVectorsSpec:
     """Vectors that a token has for each layer."""
 
@@ -871,7 +924,7 @@ class OwnVectorsSpec:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the table."""
+        """Rows of the table; ids beyond it have the vectors of id 0."""
 
     @vocab_size.setter
     def vocab_size(self, arg: int, /) -> None: ...
@@ -1299,7 +1352,7 @@ class LayerSpec:
     The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.
     """
 
-    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None, mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None) -> None: ...
+    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None, mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, laurel: LaurelSpec | None = None) -> None: ...
 
     @property
     def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None:
@@ -1327,6 +1380,13 @@ class LayerSpec:
 
     @mixer_beside.setter
     def mixer_beside(self, value: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None) -> None: ...
+
+    @property
+    def laurel(self) -> LaurelSpec | None:
+        """A second way around the mixer, which reads the same norm."""
+
+    @laurel.setter
+    def laurel(self, value: LaurelSpec | None) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1398,7 +1458,7 @@ class MtpSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, embedding_norm: bool = False, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, altup: AltUpSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, embedding_norm: bool = False, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1559,6 +1619,13 @@ class ModelSpec:
 
     @own_vectors.setter
     def own_vectors(self, value: OwnVectorsSpec | None) -> None: ...
+
+    @property
+    def altup(self) -> AltUpSpec | None:
+        """Several residual streams, which alternating updates mix."""
+
+    @altup.setter
+    def altup(self, value: AltUpSpec | None) -> None: ...
 
     @property
     def embedding_sum(self) -> EmbeddingSumSpec | None:

@@ -41,13 +41,6 @@ class Refused:
 
 REFUSED: tuple[Refused, ...] = (
     Refused(
-        "Gemma3nForConditionalGeneration Gemma3nForCausalLM",
-        "several residual streams (`altup_num_inputs`), a second way around attention (`laurel_rank`), sparse "
-        "activations",
-        "Gemma4ForConditionalGeneration",
-        "gemma3n gemma3ntext",
-    ),
-    Refused(
         "Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM",
         "a drafter, which reads the keys and values of its model and is loaded beside it: "
         "`speculation={'method': 'mtp', 'model': ...}`",

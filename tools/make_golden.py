@@ -161,11 +161,17 @@ def mean_and_spread(name: str, shape: list[int], config: Any) -> tuple[float, fl
     kind = config.model_type
     if name.endswith((*SHARP_NORMS, "q_a_layernorm.weight")):
         # Scores of unit variance would be too flat; in Gemma 4 they are not divided by the root of head_dim.
-        return (0.7, 0.15) if "gemma4" in kind else (1.5, 0.3)
+        return (0.7, 0.15) if kind.startswith(("gemma3n", "gemma4")) else (1.5, 0.3)
     if name.endswith(("norm.weight", "router.scale", "expert_scale")) or re.search(
         r"layernorm_|\.ln_\w+\.weight", name
     ):
         return 1.0, 0.2
+    if name.endswith("correct_output_scale"):
+        return 1.0, 0.2
+    if name.endswith("_coefs.weight"):
+        return 0.0, 0.1  # with more of each other, streams would carry rounding errors far
+    if name.endswith("modality_router.weight"):
+        return 0.0, math.sqrt(shape[1])  # of what is divided by the size of a row
     if name.endswith("layer_scalar"):
         return 0.8, 0.1
     if name.endswith("embed_tokens_per_layer.weight"):

@@ -129,6 +129,7 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "cohere": transformers.CohereConfig(),
         "cohere2": transformers.Cohere2Config(),
         "gemma3": transformers.Gemma3Config().text_config,
+        "gemma3n_text": transformers.Gemma3nTextConfig(),
         "gemma4_text": transformers.Gemma4TextConfig(per_layer_config={}),  # of layers with a window
         "gemma4_unified": transformers.Gemma4UnifiedTextConfig(per_layer_config={}),
         "glm4_moe": transformers.Glm4MoeConfig(),

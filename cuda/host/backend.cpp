@@ -107,6 +107,22 @@ public:
     void rms_norm(const RmsNormParams& p) override { run_norm(norm_args(p), "rms_norm", p.x); }
     void mean_square(const MeanSquareParams& p) override { run_norm(norm_args(p), "mean_square", p.x); }
     void add_rms_norm(const AddRmsNormParams& p) override { run_norm(norm_args(p), "add_rms_norm", p.x); }
+    void row_moment(const RowMomentParams& p) override {
+        activate();
+        run(cuda::row_moment(row_moment_args(p), stream_), "row_moment", p.x.shape());
+    }
+    void sparsify(const SparsifyParams& p) override {
+        activate();
+        run(cuda::sparsify(sparsify_args(p), stream_), "sparsify", p.x.shape());
+    }
+    void match_rms(const MatchRmsParams& p) override {
+        activate();
+        run(cuda::match_rms(match_rms_args(p), stream_), "match_rms", p.x.shape());
+    }
+    void mix_streams(const MixStreamsParams& p) override {
+        activate();
+        run(cuda::mix_streams(mix_streams_args(p), stream_), "mix_streams", p.x.shape());
+    }
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
     void check_head(int head_dim) override { cuda::check_head(head_dim); }
@@ -407,7 +423,8 @@ void CudaBackend::embedding(const EmbeddingParams& p) {
                          .out = p.out.data(),
                          .out_stride = p.out.stride(0),
                          .num_tokens = count(p.ids.shape(0)),
-                         .multiplier = p.multiplier},
+                         .multiplier = p.multiplier,
+                         .known_ids = p.known_ids},
                         stream_),
         "embedding", p.out.shape());
 }

@@ -18,11 +18,18 @@ struct EmbeddingArgs {
     void* out;           // [num_tokens, k] T
     int64_t out_stride;  // elements between rows, here and below
     int num_tokens;
-    float multiplier;  // of the rows; the product is rounded to T
+    float multiplier;   // of the rows; the product is rounded to T
+    int known_ids = 0;  // ids from this one on count as id 0; 0: there are none such
 };
 cudaError_t embedding(const EmbeddingArgs&, cudaStream_t);
 
 cudaError_t rms_norm(const NormArgs&, cudaStream_t);  // weight and bias are float32
+
+// Sizes are multiples of 8.
+cudaError_t row_moment(const RowMomentArgs&, cudaStream_t);
+cudaError_t sparsify(const SparsifyArgs&, cudaStream_t);
+cudaError_t match_rms(const MatchRmsArgs&, cudaStream_t);
+cudaError_t mix_streams(const MixStreamsArgs&, cudaStream_t);
 
 cudaError_t act_mul(const ActMulArgs&, cudaStream_t);
 

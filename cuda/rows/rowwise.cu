@@ -31,22 +31,23 @@ __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs ar
     begin_kernel();
     const int vector = row_vector();
     if (vector >= args.table.k / 8) return;
-    const int id = args.ids[blockIdx.x] - args.first_id, step = vector / 2, r = id % 16;
+    const int given = args.ids[blockIdx.x], known = args.known_ids > 0 && given >= args.known_ids ? 0 : given;
+    const int id = known - args.first_id, step = vector / 2, r = id % 16;
     T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + vector * 8;  // [8]
     const uint32_t fill = args.is_part ? 0 : ~0u;  // NaN in each type
     uint4 v = make_uint4(fill, fill, fill, fill);
-    const bool known = id >= 0 && id < args.table.n;
+    const bool has_row = id >= 0 && id < args.table.n;
     if constexpr (sizeof(T) == 4) {
         const uint4* row = static_cast<const uint4*>(args.table.data) +
-                           (known ? static_cast<int64_t>(id) * args.table.k + vector * 8 : 0) / 4;
-        reinterpret_cast<uint4*>(out)[0] = known ? row[0] : v;
-        reinterpret_cast<uint4*>(out)[1] = known ? row[1] : v;
+                           (has_row ? static_cast<int64_t>(id) * args.table.k + vector * 8 : 0) / 4;
+        reinterpret_cast<uint4*>(out)[0] = has_row ? row[0] : v;
+        reinterpret_cast<uint4*>(out)[1] = has_row ? row[1] : v;
     } else {
-        if (known && args.table.format != WeightFormat::as_type) {
+        if (has_row && args.table.format != WeightFormat::as_type) {
             float row[8];
             stored_row(args.table, id, vector, row);
             v = pack8<T>(row);
-        } else if (known) {
+        } else if (has_row) {
             const uint32_t* fragments = static_cast<const uint32_t*>(args.table.data) +
                                         (static_cast<int64_t>(id / 16) * num_steps(args.table.k) + step) * 128;
             const uint32_t* words = fragments + r % 8 * 16 + r / 8 + vector % 2 * 2;  // register, of lane 4 (r % 8)

@@ -26,7 +26,7 @@ from infinilm.config.families.names import DELTA_BY_HEAD, GATED_Q, TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import shapes_of
 from infinilm.errors import WeightError
-from infinilm.gguf.architectures import JOINED, STACKED, Architecture
+from infinilm.gguf.architectures import JOINED, MATRICES, STACKED, Architecture
 from infinilm.gguf.config import architecture_of, config_json, gguf_layers, layer_numbers, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf, reading
 from infinilm.pooling.recipe import GGUF_DENSE
@@ -216,9 +216,18 @@ class GgufCheckpoint(GgufTensors):
                 shape = (math.prod(shape),)
             elif name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
                 shape = shape[0], 1, shape[1]
-            self._types[name] = tensor.type
             dtype = PLAIN.get(tensor.type, tensor.type)
-            found[name] = TensorInfo(name, dtype, shape, tensor.file, tensor.offset, tensor.nbytes)
+            own = [TensorInfo(name, dtype, shape, tensor.file, tensor.offset, tensor.nbytes)]
+            if (pattern := MATRICES.get(tensor.name.removesuffix(".weight"))) and len(shape) == 3:
+                size = tensor.nbytes // shape[0]
+                names = [f"{pattern.format(i)}.weight" for i in range(shape[0])]
+                places = [tensor.offset + i * size for i in range(shape[0])]
+                own = [
+                    TensorInfo(part, dtype, shape[1:], tensor.file, place, size)
+                    for part, place in zip(names, places, strict=True)
+                ]
+            self._types.update((info.name, tensor.type) for info in own)
+            found.update((info.name, info) for info in own)
         return found
 
     def _is_scale(self, gguf: GgufFile, name: str, row: Architecture) -> bool:

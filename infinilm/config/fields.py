@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from infinilm.config.sublayers.altup import AltUpConfig
 from infinilm.config.sublayers.attention import AttentionConfig
 from infinilm.config.sublayers.delta import DeltaConfig
 from infinilm.config.sublayers.experts import ExpertConfig
@@ -22,6 +23,7 @@ __all__ = ["COMMON_DEFAULTS", "ModelFields"]
 
 @dataclass(init=False, repr=False, eq=False)
 class ModelFields(
+    AltUpConfig,
     LayerShapeConfig,
     LatentConfig,
     IndexerConfig,
@@ -98,6 +100,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
             LatentConfig,
             IndexerConfig,
             LayerShapeConfig,
+            AltUpConfig,
             ModelFields,
         )
         for name, default in defaults_of(room).items()

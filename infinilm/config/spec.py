@@ -30,6 +30,7 @@ from infinilm._core import (
 from infinilm.checks import DTYPES, as_boolean, as_integer
 from infinilm.config.families import Family, family_of
 from infinilm.config.fields import ModelFields
+from infinilm.config.sublayers.altup import altup_spec, gate_deviations, laurel_spec
 from infinilm.config.sublayers.delta import delta_spec, state_layers
 from infinilm.config.sublayers.experts import experts_spec
 from infinilm.config.sublayers.indexer import indexer_spec, shares_choice
@@ -206,7 +207,9 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     activation = family.activation or ACTIVATIONS[config.hidden_act]
     shapes = shapes_of(config)
-    vectors = own_vectors(config, activation, config.pad_token_id or 0)
+    has_streams = "altup_num_inputs" in family.keys
+    vectors = own_vectors(config, activation, config.pad_token_id or 0, may_lack_rows=has_streams)
+    laurel, deviations = laurel_spec(config), gate_deviations(config, has_streams)
     ropes = _ropes(family, config, shapes, max_model_len)
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     make_mixers = _mixers(family, config, shapes, ropes)
@@ -228,9 +231,12 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not of_experts
         return LayerSpec(
             mixer,
-            layer_mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
+            layer_mlp(shapes[layer].intermediate_size, bias=mlp_bias, gate_deviations=deviations[layer])
+            if has_mlp
+            else None,
             experts if of_experts else None,
             beside,
+            laurel,
         )
 
     return ModelSpec(
@@ -256,6 +262,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         lm_head_bias=family.lm_head_bias,
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
+        altup=altup_spec(config),
         embedding_sum=_embedding_sum(family, config),
         embedding_norm=family.embedding_norm,
         ropes=ropes.tables,

@@ -54,6 +54,8 @@ _INNER = "[num_tokens, intermediate_size]"
 
 SITES: tuple[Site, ...] = (
     Site("embedding", ("model.embed_tokens",), _HIDDEN, in_layer=False),
+    # In models with several residual streams: what is predicted of the one that sublayers read and add to.
+    Site("altup_prediction", ("altup.prediction",), _HIDDEN),
     Site("input_layernorm", ("input_layernorm",), _HIDDEN),
     # After the projection, with its bias.
     Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q),
@@ -81,6 +83,10 @@ SITES: tuple[Site, ...] = (
     Site("attention_residual", ("attention_residual",), _HIDDEN),
     # Behind the second of two mixers side by side.
     Site("mixers_residual", ("mixers_residual",), _HIDDEN),
+    # A second way around attention: its last linear, its norm, and the stream that both have joined.
+    Site("laurel", ("laurel.linear_right",), _HIDDEN),
+    Site("post_laurel_norm", ("laurel.post_laurel_norm",), _HIDDEN),
+    Site("laurel_residual", ("laurel_residual",), _HIDDEN),
     # Before the MLP; in models with post_norms of what o_proj gives, and the norm before the MLP is the next.
     Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN),
     Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN),

@@ -19,6 +19,7 @@ __all__ = [
     "INERT_KEYS",
     "JOINED",
     "KEYS",
+    "MATRICES",
     "MODEL_NAMES",
     "NEUTRAL_KEYS",
     "STACKED",
@@ -169,14 +170,28 @@ _MAMBA = {f"ssm_{name}": f"mamba.{name}" for name in ("conv1d", "norm")}
 _MAMBA |= {f"ssm_{name}": f"mamba.{name}_proj" for name in ("in", "out")}
 _NORM_BEFORE_MLP = {"ffn_norm": "pre_feedforward_layernorm"}  # where another stands behind attention
 _GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
+_OWN_VECTORS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_GEMMA3N = {
+    **_NORM_BEFORE_MLP,
+    **_OWN_VECTORS,
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_correct_coef": "altup.correction_coefs",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "post_laurel_norm",
+}
 _GEMMA4 = {
     **_NORM_BEFORE_MLP,
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
+    **_OWN_VECTORS,
 }
 
 # Those that hold several of the engine's modules, row behind row, or a matrix for each expert: as `TensorNames` has
@@ -196,10 +211,16 @@ STACKED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
+# Tensors outside the layers that hold a matrix for each of several modules, one behind the other.
+MATRICES: Mapping[str, str] = MappingProxyType(
+    {"altup_proj": "model.altup_projections.{}", "altup_unembd_proj": "model.altup_unembed_projections.{}"}
+)
+
 # Tensors of a layer whose names say more than the module, to those of the engine's parameters.
 WHOLE_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "layer_output_scale.weight": "layer_scalar",
+        "altup_correct_scale.weight": "altup.correct_output_scale",
         "ffn_gate_inp.scale": "mlp.gate.scale",
         "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
         "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
@@ -261,7 +282,7 @@ class Architecture:
         Layers without a window have heads of their own, and others of the keys of `layer_shapes.py` may differ, too.
     layers : str
         What layers have that a module of its own reads from the metadata: "latent", "state", "conv", "mamba",
-        "heads", where those with a window have other heads of keys, or nothing.
+        "heads", where those with a window have other heads of keys, "streams", where there are several, or nothing.
     renamed : Mapping of str to str, or to several
         As `TensorNames` has it, behind the names of `layer_names`.
     gated_q, delta_by_head : bool
@@ -293,7 +314,7 @@ class Architecture:
     yarn: Mapping[str, object] = field(default_factory=dict)
     local_rope: bool = False
     shaped_layers: bool = False
-    layers: Literal["", "latent", "state", "conv", "mamba", "heads"] = ""
+    layers: Literal["", "latent", "state", "conv", "mamba", "heads", "streams"] = ""
     renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     gated_q: bool = False
     delta_by_head: bool = False
@@ -411,6 +432,19 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             local_rope=True,
         ),
         "eurobert": Architecture("eurobert", neutral=_TWO_WAY),
+        "gemma3n": Architecture(
+            "gemma3n_text",
+            layer_names=_GEMMA3N,
+            keys={
+                "attention.shared_kv_layers": "num_kv_shared_layers",
+                "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+                "altup.num_inputs": "altup_num_inputs",
+                "altup.active_idx": "altup_active_idx",
+            },
+            defaults={"rope_local_base_freq": 10000.0},
+            local_rope=True,
+            layers="streams",
+        ),
         "gemma4": Architecture(
             "gemma4_text",
             layer_names=_GEMMA4,

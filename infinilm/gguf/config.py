@@ -15,7 +15,7 @@ from infinilm.errors import ConfigError, WeightError
 from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
 from infinilm.gguf.file import GgufFile
 from infinilm.gguf.mixing_layers import conv_layers, latent_layers, mamba_layers, state_layers
-from infinilm.gguf.shaped_layers import alike_layers, heads_of_windows
+from infinilm.gguf.shaped_layers import alike_layers, heads_of_windows, layers_of_streams
 from infinilm.gguf.vocabulary import end_ids, special_id
 from infinilm.unsupported import unsupported
 
@@ -273,6 +273,7 @@ _KINDS_OF_LAYERS = {
     "conv": conv_layers,
     "mamba": mamba_layers,
     "heads": heads_of_windows,
+    "streams": layers_of_streams,
 }
 
 # In this order: some read the values that others before them have set.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Any
 
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
 
-__all__ = ["alike_layers", "heads_of_windows"]
+__all__ = ["alike_layers", "heads_of_windows", "layers_of_streams"]
 
 _OF_WINDOWS = {
     "attention.key_length_swa": "attention.key_length",
@@ -87,6 +89,32 @@ def heads_of_windows(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple
         rest["attention.head_count_kv"], values["swa_num_key_value_heads"] = of_others or of_windows, of_windows
     else:
         values["swa_num_key_value_heads"] = heads
+    return rest, values
+
+
+def layers_of_streams(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata without what Gemma 3n says of each layer, and its keys of config.json.
+
+    A file has the standard deviations that a sparsity stands for, -inf where there is none, and the rank of LAuReL only
+    in its tensors. `said`: by their keys behind `prefix`. ConfigError: no list of numbers, or no such tensor.
+    """
+    rest = dict(said)
+    deviations = rest.pop("activation_sparsity_scale", None)
+    is_list = isinstance(deviations, list) and all(isinstance(x, float) and not math.isnan(x) for x in deviations)
+    if deviations is not None and not is_list:
+        raise ConfigError(
+            f"{gguf.path}: {prefix}activation_sparsity_scale is {deviations!r:.80}: expected a number for each layer"
+        )
+    values: dict[str, Any] = {}
+    if deviations is not None:
+        values["activation_sparsity_pattern"] = [round(NormalDist().cdf(x), 5) for x in deviations]
+    for key, tensor in (
+        ("laurel_rank", "blk.0.laurel_l.weight"),
+        ("vocab_size_per_layer_input", "per_layer_token_embd.weight"),
+    ):
+        if tensor not in gguf.tensors:
+            raise ConfigError(f"{gguf.path}: has no tensor {tensor!r}, which says {key}")
+        values[key] = gguf.tensors[tensor].shape[0]
     return rest, values
 
 

@@ -25,6 +25,49 @@ struct NormArgs {
     Element type;
 };
 
+// RowMomentParams, SparsifyParams, MatchRmsParams and MixStreamsParams in src/ops/backend.h explain the fields.
+struct RowMomentArgs {
+    const void* x;        // [num_tokens, size] T
+    const float* centre;  // [num_tokens] or null
+    float* out;           // [num_tokens]
+    int64_t x_stride;
+    int num_tokens, size;
+    float multiplier;
+    Element type;
+};
+
+struct SparsifyArgs {
+    void* x;                       // [num_tokens, size] T
+    const float *mean, *variance;  // [num_tokens]
+    int64_t x_stride;
+    int num_tokens, size;
+    float deviations;
+    Element type;
+};
+
+struct MatchRmsArgs {
+    void* x;           // [num_tokens, hidden_size] T
+    const void* like;  // the same
+    int64_t x_stride, like_stride;
+    int num_tokens, hidden_size;
+    float least;
+    Element type;
+};
+
+struct MixStreamsArgs {
+    void* x;                    // [num_tokens, hidden_size] T
+    void* streams;              // [num_streams, num_tokens, hidden_size] T
+    const float* router;        // [num_streams, hidden_size]
+    const float* coefficients;  // [num_streams * num_streams, num_streams]; of a correction [num_streams, num_streams]
+    const float* scale;         // [hidden_size] or null
+    void* scaled;               // [num_tokens, hidden_size] T, with scale
+    int64_t x_stride, stream_stride, row_stride, scaled_stride;  // of streams: between two, and between rows of one
+    int num_tokens, num_streams, hidden_size;
+    bool corrects;
+    float eps;
+    Element type;
+};
+
 struct ActMulArgs {
     const void* gate;  // [num_tokens, intermediate_size] T
     const void* up;    // the same, or null: there is none

@@ -81,6 +81,13 @@ public:
     void rms_norm(const RmsNormParams&) override;
     void mean_square(const MeanSquareParams&) override;
     void add_rms_norm(const AddRmsNormParams&) override;
+    void row_moment(const RowMomentParams& p) override { run(kernels_.row_moment, row_moment_args(p), p.x.numel()); }
+    void sparsify(const SparsifyParams& p) override { run(kernels_.sparsify, sparsify_args(p), p.x.numel()); }
+    void match_rms(const MatchRmsParams& p) override { run(kernels_.match_rms, match_rms_args(p), 3 * p.x.numel()); }
+    void mix_streams(const MixStreamsParams& p) override {
+        const int64_t n = p.streams.shape(0);
+        run(kernels_.mix_streams, mix_streams_args(p), (p.corrects ? 2 : n + 1) * p.streams.numel());
+    }
     void linear(const LinearParams& p) override { linear(p, false); }
     void linear_act(const LinearParams& p) override { linear(p, true); }
     void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override {
@@ -404,6 +411,7 @@ void CpuBackend::embedding(const EmbeddingParams& p) {
                              .table = table.pieces()[0].weight,
                              .first_id = p.first_id.value_or(0),
                              .num_rows = table.out_features,
+                             .known_ids = p.known_ids,
                              .multiplier = p.multiplier,
                              .num_tokens = p.ids.shape(0),
                              .out = p.out.as<float>(),

@@ -78,11 +78,16 @@ void Decoder::run_layer(const Step<Tap>& s) const {
     const auto begin = [&](const Sublayer& own) {
         const Input in = own.is_beside && !own.norm_site ? Input{.x = s.normed}
                          : own.is_beside                 ? stream.norm_beside(s, own.norm, *own.norm_site)
+                         : own.joins_others              ? Input{.x = layer.altup->correct(s)}
                          : own.reads                     ? Input{.x = s.view(own.reads)}
                          : own.norm_site                 ? stream.begin(s, own.norm, *own.norm_site, own.takes_place)
                                                          : Input{.x = s.x};
         std::visit([&](const auto& body) { body.begin(s, in); }, own.body);
     };
+    if (layer.altup) {
+        layer.altup->predict(s);
+        stream.start(s, layer.sublayers.front().norm_ahead());
+    }
     for (size_t i = 0; i < layer.sublayers.size(); ++i) {
         const Sublayer &own = layer.sublayers[i], *const next = i + 1 < layer.sublayers.size() ? &layer.sublayers[i + 1]
                                                                                                : nullptr;
@@ -100,7 +105,8 @@ void Decoder::run_layer(const Step<Tap>& s) const {
                                     .sum_site = own.sum_site,
                                     .is_whole = requires { body.is_whole; },
                                     .multiplier = own.multiplier,
-                                    .scale = next ? 1 : layer.scale};
+                                    .scale = next ? own.scale : own.scale * layer.scale,
+                                    .others = own.joins_others ? layer.altup->others(s) : TensorView()};
                 stream.add(s, branch,
                            [&](const TensorView& residual, const TensorView& out) { body.finish(s, residual, out); });
             },
@@ -153,7 +159,10 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
                       {.x = s.x, .weight = model_.embedding_norm.prepared, .out = s.x, .eps = spec_.rms_norm_eps});
     if (spec_.is_first_stage()) s.tap_common(sites::embedding, s.x, s.x);
     if (model_.own_vectors) model_.own_vectors->run(s);
-    model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
+    if (model_.altup)
+        model_.altup->split(s);  // layers begin with a prediction, and then norm that
+    else
+        model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
     const Tensor merged = model_.tower ? model_.tower->result(s) : Tensor();
     for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) {
         if (model_.mtp) model_.mtp->read(s, model_.norm);
@@ -163,6 +172,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
             add_given(s, s.layer + 1, &model_.stream, norm_behind(s.layer));
     }
     if (model_.mtp) model_.mtp->read(s, model_.norm);
+    if (model_.altup) model_.altup->join(s);
     s.layer = -1;
     if (!spec_.is_last_stage()) {
         stages_->send(s.x);

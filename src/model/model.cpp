@@ -12,13 +12,15 @@ namespace infinilm {
 namespace sites {
 constexpr Site input_layernorm{"input_layernorm"}, post_attention_layernorm{"post_attention_layernorm"},
     pre_feedforward_layernorm{"pre_feedforward_layernorm"}, post_feedforward_layernorm{"post_feedforward_layernorm"},
-    post_per_layer_input_norm{"post_per_layer_input_norm"};
+    post_laurel_norm{"post_laurel_norm"}, post_per_layer_input_norm{"post_per_layer_input_norm"};
 // The residual stream behind each sublayer, and behind the layer.
 constexpr Site attention_residual{"attention_residual"}, mixers_residual{"mixers_residual"},
-    mlp_residual{"mlp_residual"}, residual{"residual"};
+    laurel_residual{"laurel_residual"}, mlp_residual{"mlp_residual"}, residual{"residual"};
 }  // namespace sites
 
 namespace {
+
+constexpr float of_two_ways = 0.70710678f;  // of the stream that attention and a second way around it have joined
 
 Body make_mixer(const ModelSpec& model, const AttentionSpec& spec, BufferPlan& plan) {
     return Attention(model, spec, plan);
@@ -72,6 +74,14 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
                                  .sum_site = sites::mixers_residual,
                                  .is_beside = true,
                                  .multiplier = out_multiplier(*own.mixer_beside)});
+    if (own.laurel)
+        out.sublayers.push_back({.body = Laurel(spec, *own.laurel, plan),
+                                 .norm_site = std::nullopt,
+                                 .post_norm_site = sites::post_laurel_norm,
+                                 .sum_site = sites::laurel_residual,
+                                 .has_post_norm = true,
+                                 .is_beside = true,
+                                 .scale = of_two_ways});
     if (own.mlp || own.experts)
         out.sublayers.push_back(
             {.body = make_feed_forward(spec, own, plan),
@@ -87,7 +97,9 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
                                  .norm_site = std::nullopt,
                                  .post_norm_site = sites::post_per_layer_input_norm,
                                  .sum_site = sites::residual,
-                                 .has_post_norm = true});
+                                 .has_post_norm = true,
+                                 .joins_others = spec.altup.has_value()});
+    if (spec.altup) out.altup.emplace(spec, plan);
     out.sublayers.back().sum_site = sites::residual;
     for (Sublayer& sublayer : out.sublayers) sublayer.takes_place = spec.stream_norms == StreamNorms::all;
     if (layer == 0 && spec.stream_norms == StreamNorms::embedding) out.sublayers.front().takes_place = true;
@@ -113,6 +125,7 @@ Model::Model(const ModelSpec& spec)
         clip_out = buffers.add({.name = "clip_out", .columns = most_out});
     }
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
+    if (spec.altup) altup.emplace(spec, buffers);
     if (spec.embedding_sum) embedding_sum.emplace(spec);
     if (spec.position_bias) position_bias.emplace(spec);
     if (spec.tower) tower.emplace(spec, buffers);
@@ -143,6 +156,7 @@ void Model::declare(ParamTable& table) {
         vocabulary(embed_tokens, "model.embed_tokens",
                    model.tie_word_embeddings && model.lm_head ? "lm_head" : "embedding");
     if (own_vectors) own_vectors->declare(table);
+    if (altup) altup->declare(table);
     if (embedding_sum) embedding_sum->declare(table);
     if (model.embedding_norm) table.norm(embedding_norm, "model.embed_norm", hidden);
     if (position_bias) position_bias->declare(table);
@@ -153,6 +167,7 @@ void Model::declare(ParamTable& table) {
         const auto norm = [&](VectorWeights& weights, Site site, float multiplier = 1) {
             table.norm(weights, concat(table.prefix(), site.name), width, {}, multiplier);
         };
+        if (layer.altup) layer.altup->declare(table);
         for (Sublayer& own : layer.sublayers) {
             if (own.norm_site) norm(own.norm, *own.norm_site, own.norm_multiplier);
             std::visit([&](auto& body) { body.declare(table); }, own.body);
@@ -209,6 +224,7 @@ std::vector<ModelSite> Model::sites() const {
         const auto add = [&](const std::optional<Site>& site) {
             if (site) out.push_back({*site, static_cast<int>(i)});
         };
+        if (layers[i].altup) add(sites::altup_prediction);
         for (const Sublayer& own : layers[i].sublayers) {
             add(own.norm_site);
             std::visit(
@@ -241,6 +257,7 @@ LoraPlan Model::lora_plan(int64_t most_rank) const {
 
 std::vector<LinearCall> Model::calls() const {
     std::vector<LinearCall> calls = own_vectors ? own_vectors->calls() : std::vector<LinearCall>();
+    if (altup) std::ranges::copy(altup->calls(), std::back_inserter(calls));
     for (const Layer& layer : layers)
         for (const Sublayer& sublayer : layer.sublayers) {
             const auto own = std::visit([](const auto& body) { return body.calls(); }, sublayer.body);

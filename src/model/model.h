@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "model/altup.h"
 #include "model/embedding_sum.h"
 #include "model/mtp_head.h"
 #include "model/position_bias.h"
@@ -14,6 +15,7 @@
 #include "model/sublayers/delta.h"
 #include "model/sublayers/experts.h"
 #include "model/sublayers/latent.h"
+#include "model/sublayers/laurel.h"
 #include "model/sublayers/mamba.h"
 #include "model/sublayers/mlp.h"
 #include "model/sublayers/own_vectors.h"
@@ -24,7 +26,7 @@ namespace infinilm {
 
 // Each kind writes its weights into the table (declare), names its buffers (its constructor) and its linears (calls),
 // and computes what it adds to the residual stream: all up to its last linear (begin), then that (finish).
-using Body = std::variant<Attention, Latent, Delta, ShortConv, Mamba, Mlp, Experts, MlpAndExperts, OwnVector>;
+using Body = std::variant<Attention, Latent, Delta, ShortConv, Mamba, Laurel, Mlp, Experts, MlpAndExperts, OwnVector>;
 
 // A sublayer is a body between norms, which have the names of their sites.
 struct Sublayer {
@@ -35,8 +37,10 @@ struct Sublayer {
     bool has_post_norm = false;
     bool is_beside = false;     // it begins before the sublayer before it ends, whose norm it reads if it has none
     bool takes_place = false;   // its norm becomes the residual stream: see StreamNorms
+    bool joins_others = false;  // it reads the stream that AltUp corrects, and its result joins the other streams
     float norm_multiplier = 1;  // of its norm
     float multiplier = 1;       // of what it adds
+    float scale = 1;            // of the residual stream behind it
     VectorWeights norm = {}, post_norm = {};  // [hidden_size]
 
     // What is normed ahead of it: nothing where it norms the residual stream itself.
@@ -45,6 +49,7 @@ struct Sublayer {
 
 struct Layer {
     std::vector<Sublayer> sublayers;
+    std::optional<AltUpLayer> altup = {};
     VectorWeights scalar = {};  // [1], with layer_scalars
     float scale = 1;            // that, once prepared: of the residual stream that the layer leaves
 };
@@ -90,6 +95,7 @@ public:
     std::vector<Layer> layers;    // [num_layers], and those of the MTP head
     std::optional<MtpHead> mtp;
     std::optional<OwnVectors> own_vectors;
+    std::optional<AltUp> altup;
     std::optional<EmbeddingSum> embedding_sum;
     std::optional<PositionBias> position_bias;
     std::optional<Tower> tower;

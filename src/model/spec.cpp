@@ -87,6 +87,8 @@ void check_layer(const ModelSpec& model, const LayerSpec& layer) {
         require_spec(cache(*layer.mixer).has_rows() != cache(*layer.mixer_beside).has_rows(),
                      "two mixers side by side: expected one that keeps keys and values, and one that keeps a state");
     }
+    require_spec(!layer.laurel || (layer.mixer && !layer.mixer_beside),
+                 "a learned residual layer is the second way around one mixer");
     require_spec(!layer.experts || !model.parallel_blocks,
                  "experts read a norm of their own: parallel_blocks is of models whose layers all have an MLP");
     require_spec(!(layer.mlp && layer.experts) || (model.pre_norms && model.post_norms && !layer.experts->shared),
@@ -179,6 +181,7 @@ void validate(const ModelSpec& spec) {
                  " entries for ", spec.num_layers, " layers");
     require_spec(!spec.layer_scalars || spec.post_norms, "layer_scalars need post_norms");
     if (spec.own_vectors) spec.own_vectors->check(spec);
+    if (spec.altup) spec.altup->check(spec);
     if (spec.tower) spec.tower->check(spec);
     for (const RopeSpec& rope : spec.ropes) {
         require_spec(rope.axes.empty() || rope.axes.size() == rope.inv_freq.size(), "a rope has ", rope.axes.size(),
@@ -275,13 +278,14 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages, const st
                                  " layers; a stage has at least one"));
     if (stage < 0 || stage >= num_stages) throw ConfigError(concat("stage ", stage, " is not one of ", num_stages));
     const bool reads_others =
-        model.own_vectors || model.embedding_sum || model.tower ||
+        model.own_vectors || model.altup || model.embedding_sum || model.tower ||
         std::ranges::any_of(model.caches(), [](const CacheSpec& cache) { return cache.owner >= 0; });
     if (num_stages > 1 && reads_others)
         throw ConfigError(
             concat("a pipeline of ", num_stages,
                    " stages does not fit a model whose layers read the keys "
-                   "and values of earlier ones, or that adds other rows to its embedding; use one stage"));
+                   "and values of earlier ones, that adds other rows to its embedding, or that has several residual "
+                   "streams; use one stage"));
     if (num_stages > 1 && model.mtp)
         throw ConfigError(
             concat("a pipeline of ", num_stages,

@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "model/altup_spec.h"
 #include "model/embedding_sum_spec.h"
 #include "model/position_bias_spec.h"
 #include "model/sublayers/attention_spec.h"
 #include "model/sublayers/delta_spec.h"
 #include "model/sublayers/experts_spec.h"
 #include "model/sublayers/latent_spec.h"
+#include "model/sublayers/laurel_spec.h"
 #include "model/sublayers/mamba_spec.h"
 #include "model/sublayers/mlp_spec.h"
 #include "model/sublayers/own_vectors_spec.h"
@@ -94,12 +96,14 @@ struct LayerSpec {
     std::optional<MlpSpec> mlp;
     std::optional<ExpertsSpec> experts;
     std::optional<MixerSpec> mixer_beside;  // reads the same norm as the mixer
+    std::optional<LaurelSpec> laurel;       // the same
 
     // Calls f(sublayer) for the specification of each.
     template <class F>
     void visit(F f) const {
         for (const auto* own : {&mixer, &mixer_beside})
             if (*own) std::visit(f, **own);
+        if (laurel) f(*laurel);
         if (mlp) f(*mlp);
         if (experts) f(*experts);
     }
@@ -119,6 +123,7 @@ struct LayerSpec {
         f("mlp", &LayerSpec::mlp, "");
         f("experts", &LayerSpec::experts, "In place of the MLP, or beside it.");
         f("mixer_beside", &LayerSpec::mixer_beside, "A mixer of another kind, which reads the same norm.");
+        f("laurel", &LayerSpec::laurel, "A second way around the mixer, which reads the same norm.");
     }
 };
 
@@ -181,6 +186,7 @@ struct ModelSpec {
     bool clipped_linears = false;
     bool layer_scalars = false;  // each layer has a number that multiplies the residual stream it leaves
     std::optional<OwnVectorsSpec> own_vectors;
+    std::optional<AltUpSpec> altup;  // several residual streams; vectors of each layer join the others of them
     std::optional<EmbeddingSumSpec> embedding_sum;
     bool embedding_norm = false;     // the embedding is normed, and the norms of what sublayers read are others
     std::optional<TowerSpec> tower;  // it embeds patches of images, and gives rows that stand for some of them each
@@ -222,6 +228,7 @@ struct ModelSpec {
         f("layer_scalars", &ModelSpec::layer_scalars, "Each layer multiplies the residual stream it leaves.");
         f("clipped_linears", &ModelSpec::clipped_linears, "Linears of layers clip what they read and give.");
         f("own_vectors", &ModelSpec::own_vectors, "");
+        f("altup", &ModelSpec::altup, "Several residual streams, which alternating updates mix.");
         f("embedding_sum", &ModelSpec::embedding_sum, "What is added to the embedding.");
         f("embedding_norm", &ModelSpec::embedding_norm, "The embedding is normed, beside the norms of sublayers.");
         f("tower", &ModelSpec::tower, "An encoder of images: what it has besides its layers.");

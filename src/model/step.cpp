@@ -78,8 +78,12 @@ void Step<Tap>::add_lora(const LinearWeights& weights, const TensorView& x, cons
 
 template <class Tap>
 void Step<Tap>::embed(const TensorView& ids, const LinearWeights& table, int64_t vocab_size, float multiplier,
-                      const TensorView& out) const {
-    EmbeddingParams params{.ids = ids, .table = *table.prepared, .out = out, .multiplier = multiplier};
+                      const TensorView& out, int64_t known_ids) const {
+    EmbeddingParams params{.ids = ids,
+                           .table = *table.prepared,
+                           .out = out,
+                           .multiplier = multiplier,
+                           .known_ids = static_cast<int32_t>(known_ids)};
     if (batch.given_table) params.first_id = 0;  // tokens whose embedding is given have no id: see Given
     if (num_ranks() > 1)
         params.first_id = static_cast<int32_t>(vocab_of(vocab_size, {ranks.rank(), ranks.size()}).begin);

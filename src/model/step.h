@@ -69,9 +69,10 @@ struct Step {
     // Adds to `out`, a linear's result for `x`, what the step's adapters give: [num_tokens, all its outputs].
     // head: where a linear has weights for each head, the head that x and out belong to.
     void add_lora(const LinearWeights& weights, const TensorView& x, const TensorView& out, size_t head = 0) const;
-    // Embeds token ids: rows of a table of vocab_size rows, which ranks divide.
+    // Embeds token ids: rows of a table of vocab_size rows, which ranks divide. known_ids: if not 0, ids from this
+    // one on count as id 0.
     void embed(const TensorView& ids, const LinearWeights& table, int64_t vocab_size, float multiplier,
-               const TensorView& out) const;
+               const TensorView& out, int64_t known_ids = 0) const;
     // Where sums are enqueued, the threads of all ranks meet before the first one of a step, and every few layers: then
     // none is ahead by more than a stream takes, which would block it in the driver (NVIDIA/nccl#613).
     void keep_together() const;

@@ -17,9 +17,10 @@ struct Branch {
     TensorView next_norm;             // the norm that the next sublayer begins with, if it has one
     std::optional<Site> branch_site;  // where hooks see the result
     Site norm_site, sum_site;
-    bool is_whole = false;  // every rank has the whole result, so nothing is summed over ranks
-    float multiplier = 1;   // multiplies the result, besides the multiplier of all sublayers
-    float scale = 1;        // multiplies the residual stream behind this sublayer
+    bool is_whole = false;   // every rank has the whole result, so nothing is summed over ranks
+    float multiplier = 1;    // multiplies the result, besides the multiplier of all sublayers
+    float scale = 1;         // multiplies the residual stream behind this sublayer
+    TensorView others = {};  // [num_others, num_tokens, hidden_size]: streams that the result joins in place of that
 };
 
 class Stream {
@@ -99,8 +100,12 @@ void Stream::add(const Step<Tap>& s, const Branch& b, Project project) const {
         s.tap_common(b.norm_site, branch, branch_);
     }
     // The next sublayer reads the sum, or norms it when hooks have seen it: see begin.
-    if (Tap::active || !pre_norms_) sum.weight = {};
-    ops::add_rms_norm(s.backend, sum);
+    if (Tap::active || !pre_norms_ || b.others) sum.weight = {};
+    for (int64_t i = 0; b.others && i < b.others.shape(0); ++i) {
+        sum.residual = b.others.select(0, i);
+        ops::add_rms_norm(s.backend, sum);
+    }
+    if (!b.others) ops::add_rms_norm(s.backend, sum);
     s.tap_common(b.sum_site, x, s.x);
 }
 

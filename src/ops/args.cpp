@@ -69,6 +69,58 @@ NormArgs norm_args(const MeanSquareParams& p) {
     return args;
 }
 
+RowMomentArgs row_moment_args(const RowMomentParams& p) {
+    return {.x = p.x.data(),
+            .centre = p.centre ? p.centre.as<const float>() : nullptr,
+            .out = p.out.as<float>(),
+            .x_stride = p.x.stride(0),
+            .num_tokens = count(p.x.shape(0)),
+            .size = count(p.x.shape(1)),
+            .multiplier = p.multiplier,
+            .type = element(p.x.dtype())};
+}
+
+SparsifyArgs sparsify_args(const SparsifyParams& p) {
+    return {.x = p.x.data(),
+            .mean = p.mean.as<const float>(),
+            .variance = p.variance.as<const float>(),
+            .x_stride = p.x.stride(0),
+            .num_tokens = count(p.x.shape(0)),
+            .size = count(p.x.shape(1)),
+            .deviations = p.deviations,
+            .type = element(p.x.dtype())};
+}
+
+MatchRmsArgs match_rms_args(const MatchRmsParams& p) {
+    return {.x = p.x.data(),
+            .like = p.like.data(),
+            .x_stride = p.x.stride(0),
+            .like_stride = p.like.stride(0),
+            .num_tokens = count(p.x.shape(0)),
+            .hidden_size = count(p.x.shape(1)),
+            .least = p.least,
+            .type = element(p.x.dtype())};
+}
+
+MixStreamsArgs mix_streams_args(const MixStreamsParams& p) {
+    return {.x = p.x.data(),
+            .streams = p.streams.data(),
+            .router = p.router.as<const float>(),
+            .coefficients = p.coefficients.as<const float>(),
+            .scale = p.scale ? p.scale.as<const float>() : nullptr,
+            .scaled = p.scaled.data(),
+            .x_stride = p.x.stride(0),
+            .stream_stride = p.streams.stride(0),
+            .row_stride = p.streams.stride(1),
+            .scaled_stride = stride(p.scaled, 0),
+            .num_tokens = count(p.x.shape(0)),
+            .num_streams = count(p.streams.shape(0)),
+            .hidden_size = count(p.x.shape(1)),
+            .corrects = p.corrects,
+            .eps = p.eps,
+            .type = element(p.x.dtype())};
+}
+
 ActMulArgs act_mul_args(const ActMulParams& p) {
     const int64_t size = p.out.shape(1);
     const TensorView up = p.gate_up.shape(1) > size ? p.gate_up.slice(1, size, 2 * size) : p.up;

@@ -14,6 +14,10 @@ Element element(DType dtype);  // a floating dtype, or int8
 NormArgs norm_args(const RmsNormParams& p);
 NormArgs norm_args(const MeanSquareParams& p);
 NormArgs norm_args(const AddRmsNormParams& p);
+RowMomentArgs row_moment_args(const RowMomentParams& p);
+SparsifyArgs sparsify_args(const SparsifyParams& p);
+MatchRmsArgs match_rms_args(const MatchRmsParams& p);
+MixStreamsArgs mix_streams_args(const MixStreamsParams& p);
 ActMulArgs act_mul_args(const ActMulParams& p);
 ClipArgs clip_args(const ClipParams& p);
 SoftCapArgs soft_cap_args(const SoftCapParams& p);

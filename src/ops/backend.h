@@ -90,7 +90,8 @@ struct EmbeddingParams {
     TensorView out;               // [num_tokens, hidden_size] activation
     // The table is a rank's part of a larger one: the rows of the ids first_id, first_id + 1, ..; other ids give zeros.
     std::optional<int32_t> first_id = {};
-    float multiplier = 1;  // of the rows
+    float multiplier = 1;   // of the rows
+    int32_t known_ids = 0;  // ids from this one on count as id 0; 0: there are none such
 };
 
 // What is a norm's weight here and below, prepared by prepare_vector: [hidden_size] of RMSNorm, or [2, hidden_size] of
@@ -119,6 +120,48 @@ struct AddRmsNormParams {
     float eps;
     float multiplier = 1;
     float scale = 1;
+};
+
+// out = multiplier * mean(x), or with a centre, multiplier * mean((x - centre)^2): of parts of longer rows, these add
+// up to the mean and the variance of the whole.
+struct RowMomentParams {
+    TensorView x;            // [num_tokens, size] activation
+    TensorView centre = {};  // [num_tokens, 1] float32, or absent
+    TensorView out;          // [num_tokens, 1] float32
+    float multiplier = 1;
+};
+
+// x = max(x - (mean + deviations * sqrt(variance)), 0): of numbers that are spread normally, a part is left that
+// `deviations` tells. NaN stays.
+struct SparsifyParams {
+    TensorView x;               // [num_tokens, size] activation, in place
+    TensorView mean, variance;  // [num_tokens, 1] float32 each, of the rows
+    float deviations;
+};
+
+// x = x * rms(like) / max(rms(x), sqrt(least)): rows as large as others, where rms is the root of the mean square.
+struct MatchRmsParams {
+    TensorView x;     // [num_tokens, hidden_size] activation, in place
+    TensorView like;  // [num_tokens, hidden_size] activation
+    float least;      // of the mean square of a row of x, below which it counts as this
+};
+
+// One step of alternating updates (AltUp) of several streams, of which x is the active one. Each token has numbers
+// m = tanh(router * rms_norm(x)), [num_streams], and of these coefficients, c = coefficients * m.
+// predict: stream j becomes stream j + sum over i of c[j, i] * stream i, where stream 0 is x. Then x is stream 0, which
+// keeps a copy. correct: with d = x - stream 0, stream j becomes stream j + (1 + c[j]) * d, and x what stream 0
+// becomes.
+struct MixStreamsParams {
+    TensorView x;             // [num_tokens, hidden_size] activation, in place
+    TensorView streams;       // [num_streams, num_tokens, hidden_size] activation, in place; what predict finds in
+                              // stream 0, and what correct leaves there, does not count
+    TensorView router;        // [num_streams, hidden_size] float32, contiguous, times the weight of the norm
+    TensorView coefficients;  // float32, contiguous: of predict [num_streams * num_streams, num_streams], row
+                              // j * num_streams + i being that of c[j, i]; of correct [num_streams, num_streams]
+    bool corrects;
+    float eps;
+    TensorView scale = {};   // [hidden_size] float32, of correct; or absent
+    TensorView scaled = {};  // with that, [num_tokens, hidden_size] activation: scale * x
 };
 
 // A norm as the first thing a linear does: the same bits as rms_norm, then linear.
@@ -588,6 +631,10 @@ public:
     virtual void rms_norm(const RmsNormParams&) = 0;
     virtual void mean_square(const MeanSquareParams&) = 0;
     virtual void add_rms_norm(const AddRmsNormParams&) = 0;
+    virtual void row_moment(const RowMomentParams&) = 0;
+    virtual void sparsify(const SparsifyParams&) = 0;
+    virtual void match_rms(const MatchRmsParams&) = 0;
+    virtual void mix_streams(const MixStreamsParams&) = 0;
     virtual void linear(const LinearParams&) = 0;
     // linear, then qk_norm_rope_store_kv of its out, which is rope.qkv; afterwards only the q part of it is defined.
     virtual void linear_rope_store_kv(const LinearParams&, const RopeStoreParams& rope) = 0;

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "args/state.h"
+#include "args/stream_limits.h"
 #include "core/check.h"
 #include "ops/values.h"
 
@@ -43,6 +44,11 @@ public:
         if (weight.ndim() != 2) return tensor(argument, weight, {size});
         tensor(argument, weight, {2, size});
         contiguous(argument, weight);
+    }
+    // A number of each token.
+    void column(std::string_view argument, const TensorView& view) {
+        tensor(argument, view, {"num_tokens", 1}, DType::float32);
+        contiguous(argument, view);
     }
     template <class... Parts>
     [[noreturn]] void fail(const Parts&... parts) const {
@@ -92,7 +98,8 @@ void embedding(Backend& backend, const EmbeddingParams& p) {
     OpCheck check("embedding", backend);
     check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
     check.tensor("out", p.out, {"num_tokens", p.table.in_features}, check.activation);
-    if (readable(p.ids) && !p.first_id) check_ids(check, "ids", p.ids, p.table.out_features);
+    check.require(p.known_ids >= 0, "known_ids must not be negative, got ", p.known_ids);
+    if (readable(p.ids) && !p.first_id && p.known_ids == 0) check_ids(check, "ids", p.ids, p.table.out_features);
     backend.embedding(p);
 }
 
@@ -132,6 +139,50 @@ void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
 void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
     check_add_rms_norm(backend, p);
     backend.add_rms_norm(p);
+}
+
+void row_moment(Backend& backend, const RowMomentParams& p) {
+    OpCheck check("row_moment", backend);
+    check.tensor("x", p.x, {"num_tokens", "size"}, check.activation);
+    check.column("out", p.out);
+    if (p.centre) check.column("centre", p.centre);
+    check.require(check["size"] > 0, "x: expected at least one column");
+    backend.row_moment(p);
+}
+
+void sparsify(Backend& backend, const SparsifyParams& p) {
+    OpCheck check("sparsify", backend);
+    check.tensor("x", p.x, {"num_tokens", "size"}, check.activation);
+    check.column("mean", p.mean);
+    check.column("variance", p.variance);
+    backend.sparsify(p);
+}
+
+void match_rms(Backend& backend, const MatchRmsParams& p) {
+    OpCheck check("match_rms", backend);
+    check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
+    check.tensor("like", p.like, {"num_tokens", "hidden_size"}, check.activation);
+    check.require(check["hidden_size"] > 0, "x: expected at least one column");
+    check.require(p.least > 0, "least must be positive, got ", p.least);
+    backend.match_rms(p);
+}
+
+void mix_streams(Backend& backend, const MixStreamsParams& p) {
+    OpCheck check("mix_streams", backend);
+    check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
+    check.tensor("streams", p.streams, {"num_streams", "num_tokens", "hidden_size"}, check.activation);
+    const int64_t n = check["num_streams"];
+    check.require(n > 1 && n <= most_streams, "streams: expected 2 to ", most_streams, " of them, got ", n);
+    check.tensor("router", p.router, {"num_streams", "hidden_size"}, DType::float32);
+    check.contiguous("router", p.router);
+    check.tensor("coefficients", p.coefficients, {p.corrects ? n : n * n, n}, DType::float32);
+    check.contiguous("coefficients", p.coefficients);
+    check.require(static_cast<bool>(p.scale) == static_cast<bool>(p.scaled), "scale and scaled: one is missing");
+    check.require(p.corrects || !p.scale, "scale: of a correction alone");
+    if (!p.scale) return backend.mix_streams(p);
+    check.tensor("scale", p.scale, {"hidden_size"}, DType::float32);
+    check.tensor("scaled", p.scaled, {"num_tokens", "hidden_size"}, check.activation);
+    backend.mix_streams(p);
 }
 
 static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {

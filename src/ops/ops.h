@@ -10,6 +10,10 @@ void rms_norm(Backend&, const RmsNormParams&);
 void mean_square(Backend&, const MeanSquareParams&);
 void add_rms_norm(Backend&, const AddRmsNormParams&);
 void check_add_rms_norm(const Backend&, const AddRmsNormParams&);  // for communicators, which have it in their sums
+void row_moment(Backend&, const RowMomentParams&);
+void sparsify(Backend&, const SparsifyParams&);
+void match_rms(Backend&, const MatchRmsParams&);
+void mix_streams(Backend&, const MixStreamsParams&);
 void linear(Backend&, const LinearParams&);
 void linear_rope_store_kv(Backend&, const LinearParams&, const RopeStoreParams&);
 void linear_act(Backend&, const LinearParams&);

@@ -59,6 +59,18 @@ void TimedBackend::mean_square(const MeanSquareParams& p) {
 void TimedBackend::add_rms_norm(const AddRmsNormParams& p) {
     timed("other", [&] { inner_.add_rms_norm(p); });
 }
+void TimedBackend::row_moment(const RowMomentParams& p) {
+    timed("other", [&] { inner_.row_moment(p); });
+}
+void TimedBackend::sparsify(const SparsifyParams& p) {
+    timed("other", [&] { inner_.sparsify(p); });
+}
+void TimedBackend::match_rms(const MatchRmsParams& p) {
+    timed("other", [&] { inner_.match_rms(p); });
+}
+void TimedBackend::mix_streams(const MixStreamsParams& p) {
+    timed("other", [&] { inner_.mix_streams(p); });
+}
 void TimedBackend::linear(const LinearParams& p) {
     timed(name(p.weight), [&] { inner_.linear(p); });
 }

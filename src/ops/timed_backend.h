@@ -44,6 +44,10 @@ public:
     void rms_norm(const RmsNormParams& p) override;
     void mean_square(const MeanSquareParams& p) override;
     void add_rms_norm(const AddRmsNormParams& p) override;
+    void row_moment(const RowMomentParams& p) override;
+    void sparsify(const SparsifyParams& p) override;
+    void match_rms(const MatchRmsParams& p) override;
+    void mix_streams(const MixStreamsParams& p) override;
     void linear(const LinearParams& p) override;
     void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override;
     void linear_act(const LinearParams& p) override;

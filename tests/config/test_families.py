@@ -157,7 +157,7 @@ def test_some_families_normalise_q_and_k():
         *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
         *("glm4_moe", "glm4v_moe", "dots1", "exaone4", "exaone_moe", "bailing_moe_v2", "mellum"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-        *("gemma4", "gemma4_text", "gemma4_unified"),
+        *("gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified"),
         *("lfm2", "lfm2_moe", "afmoe", "apertus"),
     }
     assert facts("qwen3").layers[0].mixer.qk_norm == "head" and facts("qwen2").layers[0].mixer.qk_norm == "none"
@@ -405,7 +405,7 @@ def test_each_refused_class_is_told(row: Refused) -> None:
         assert missing_math(name) is row
 
 
-ONE = {"in_multiplier": 1, "out_multiplier": 1}
+ONE = {"in_multiplier": 1, "out_multiplier": 1, "gate_deviations": None}
 
 
 def test_near_names_are_told() -> None:
@@ -492,6 +492,7 @@ def test_build_spec_fills_every_field():
         "mtp": None,
         "layer_scalars": False,
         "own_vectors": None,
+        "altup": None,
         "embedding_sum": None,
         "position_bias": None,
         "clipped_linears": False,
@@ -526,6 +527,7 @@ def layer_with(sliding_window):
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE},
         "experts": None,
         "mixer_beside": None,
+        "laurel": None,
         "cache": {
             "kind": "paged",
             **heads,
@@ -687,6 +689,52 @@ def test_build_spec_of_layers_that_differ_in_shape():
     names = set(param_shapes(spec))
     assert "model.layers.4.self_attn.q_norm.weight" in names
     assert not [name for name in names if name.startswith("model.layers.4.self_attn.k_")]
+
+
+STREAMS = {"head_dim": 8, "sliding_window": 9, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 40}
+
+
+def test_build_spec_of_several_streams():
+    config = make("gemma3n_text", **STREAMS, intermediate_size=[24] * 3, activation_sparsity_pattern=[0.95, 0.5, 0.0])
+    spec = build_spec(config, dtype="float32", max_model_len=9)
+    assert (spec.altup.num_streams, [layer.laurel.rank for layer in spec.layers]) == (4, [64] * 3)
+    assert [layer.mlp.intermediate_size for layer in spec.layers] == [24] * 3
+    deviations = [layer.mlp.gate_deviations for layer in spec.layers]
+    assert deviations == [float(np.float32(1.6448535919189453)), 0.0, None]
+    assert spec.own_vectors.vocab_size == 40 < spec.vocab_size  # those of ids beyond are those of the first
+    one_stream = make("gemma3n_text", **STREAMS, altup_num_inputs=1, laurel_rank=0)
+    assert (decoder_spec(one_stream, 9).altup, decoder_spec(one_stream, 9).layers[0].laurel) == (None, None)
+    many = make("gemma3n_text", **STREAMS, num_layers=12)  # files say nothing: ten layers are sparse
+    assert [layer.mlp.gate_deviations is None for layer in decoder_spec(many, 9).layers] == [False] * 10 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"altup_num_inputs": 9}, "altup_num_inputs must be 2 to 8, or 1 for one stream; got 9"),
+        ({"altup_active_idx": 1}, "altup_active_idx must be None or 0 in Gemma3nForCausalLM"),
+        ({"altup_correct_scale": False}, "altup_correct_scale must be None or True"),
+        ({"laurel_rank": -1}, "laurel_rank must be .*; got -1"),
+        ({"activation_sparsity_pattern": [0.5]}, r"for each of 3 layers; got \[0.5\]"),
+        ({"activation_sparsity_pattern": [0.5, 1.0, 0.0]}, "from 0 to below 1 for each of 3 layers"),
+        ({"activation_sparsity_pattern": "most"}, "activation_sparsity_pattern must be null, or a number"),
+        ({"intermediate_size": [8, 8, 16]}, "intermediate_size must be the same in all layers of Gemma3nForCausalLM"),
+        ({"hidden_size_per_layer_input": 0}, "alternating updates are of models with .* vectors of each layer"),
+    ],
+)
+def test_bad_values_of_several_streams(values, message):
+    with pytest.raises(ConfigError, match=message):
+        make("gemma3n_text", **{**STREAMS, **values}).validate()
+
+
+def test_other_families_have_one_stream():
+    for values, reason in (
+        ({"altup_num_inputs": 4}, "one residual stream"),
+        ({"laurel_rank": 8}, "no second way around attention"),
+        ({"activation_sparsity_pattern": [0.5]}, "all activations of this family count"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            make("gemma4_text", **SHAPED, **values).validate()
 
 
 def test_each_interval_th_layer_has_attention_and_the_others_a_state():

@@ -51,6 +51,10 @@ public:
     void embedding(const EmbeddingParams&) override { unused(); }
     void rms_norm(const RmsNormParams&) override { unused(); }
     void mean_square(const MeanSquareParams&) override { unused(); }
+    void row_moment(const RowMomentParams&) override { unused(); }
+    void sparsify(const SparsifyParams&) override { unused(); }
+    void match_rms(const MatchRmsParams&) override { unused(); }
+    void mix_streams(const MixStreamsParams&) override { unused(); }
     void add_rms_norm(const AddRmsNormParams&) override { unused(); }
     void linear(const LinearParams&) override { unused(); }
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override { unused(); }

@@ -149,6 +149,8 @@ GOLDEN = (
     "mistral4",
     "minicpm3",
     "ax-k1",
+    "gemma3n-text",
+    "gemma3n",
 )
 
 # In 16 bits, too: those that together have all kernels. Facts that other golden models have do not depend on the dtype.

@@ -6,6 +6,8 @@ Names of tensors are those of the gguf package, which the converter takes them f
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,6 +141,20 @@ FAMILIES = {
         norm_offset=1,
         keys={**_WINDOW, "attention.sliding_window_pattern": 3},
         known={"query_pre_attn_scalar": 16},
+    ),
+    "gemma3n-text": Rules(
+        "gemma3n",
+        keys={
+            **_WINDOW,
+            "final_logit_softcapping": "final_logit_softcapping",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "attention.sliding_window_pattern": As("bool", [True, True, False, True, False, True, False]),
+            "altup.num_inputs": "altup_num_inputs",
+            "altup.active_idx": 0,
+            "activation_sparsity_scale": As("float32", [1.6448536, 0.0, 0.6744898, -0.5244005, *[-math.inf] * 3]),
+            "feed_forward_length": As("int32", [56] * 7),
+        },
     ),
     "gemma4-text": Rules(
         "gemma4",
@@ -410,7 +426,8 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
             continue
         if isinstance(value, bytes):
             value = value.decode()
-        out[f"{rules.arch}.{key}"] = float(value) if key.endswith(_FLOATS) else value
+        is_float = key.endswith(_FLOATS) and not isinstance(value, As)
+        out[f"{rules.arch}.{key}"] = float(value) if is_float else value
     if rules.arch == "phi3":
         out[f"{rules.arch}.attention.sliding_window"] = full.sliding_window or 0
     for name, ids in (("bos", full.bos_token_id), ("eos", full.eos_token_id)):
@@ -452,7 +469,13 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                 name = name.replace("backbone.", "model.").replace("mixer", "mlp") if ".experts." in name else name
             starts = ("model.", "transformer.", "lm_head", "output.", "backbone.", "gpt_neox.", "embed_out.")
             name = name if name.startswith(starts) else f"model.{name}"
-            if rules.arch == "gemma4":
+            if name.startswith("model.altup_"):  # Gemma 3n has all of them in one
+                experts.setdefault(re.sub(r"\.\d+\.", ".", name), []).append(array)
+                continue
+            if rules.arch == "gemma3n" and name.endswith("_scale"):
+                yield f"{name}.weight", array
+                continue
+            if rules.arch in ("gemma3n", "gemma4"):
                 yield name if name.endswith((".weight", "_scale", ".scale")) else f"{name}.weight", array
                 continue
             of_gate_up = ".experts.gate_up_proj" in name

@@ -155,6 +155,32 @@ def act_mul(gate_up: F64, activation: str = "silu") -> F64:
     return join(activation, gate, up)
 
 
+def sparsify(x: F64, deviations: float) -> F64:
+    """What of each row lies above its mean and so many standard deviations, less that; x [..., size]."""
+    least = x.mean(-1, keepdims=True) + deviations * x.std(-1, keepdims=True)
+    return np.maximum(x - least, 0)
+
+
+def match_rms(x: F64, like: F64, least: float) -> F64:
+    """Rows of x as large as those of `like`, by the root of their mean squares; both [n, size]."""
+    own, other = (np.mean(rows * rows, axis=-1, keepdims=True) for rows in (x, like))
+    return x * np.sqrt(other / np.maximum(own, least))
+
+
+def mix_streams(x: F64, streams: F64, router: F64, coefficients: F64, corrects: bool, eps: float) -> tuple[F64, F64]:
+    """AltUp (arXiv:2301.13310): x [n, size] is the active one of streams [num_streams, n, size]; router
+    [num_streams, size]; coefficients [num_streams, num_streams], or of a prediction [num_streams^2, num_streams].
+    """
+    count = len(streams)
+    mixed = np.tanh(rms_norm(x, np.ones(x.shape[1]), eps) @ router.T) @ coefficients.T
+    if corrects:
+        after = streams + (1 + mixed.T[..., None]) * (x - streams[0])
+    else:
+        before = np.concatenate([x[None], streams[1:]])
+        after = before + np.einsum("nji,inh->jnh", mixed.reshape(-1, count, count), before)
+    return after[0], after
+
+
 def clip(x: F64, low: float, high: float) -> F64:
     """The nearer bound of what is beyond one."""
     return np.minimum(np.maximum(x, low), high)

@@ -19,6 +19,7 @@ __all__ = [
     "DEEPSEEK_V3_DEFAULTS",
     "ERNIE_DEFAULTS",
     "GEMMA2_DEFAULTS",
+    "GEMMA3N_DEFAULTS",
     "GEMMA3_DEFAULTS",
     "GEMMA4_DEFAULTS",
     "GEMMA4_UNIFIED_DEFAULTS",
@@ -144,6 +145,23 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
+}
+GEMMA3N_DEFAULTS: Mapping[str, Any] = {
+    **{key: value for key, value in GEMMA3_DEFAULTS.items() if key != "query_pre_attn_scalar"},
+    "vocab_size": 262400,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 35,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "sliding_window": 512,
+    "sliding_window_pattern": 5,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "num_kv_shared_layers": 15,
+    "altup_num_inputs": 4,
+    "laurel_rank": 64,
 }
 GEMMA4_DEFAULTS: Mapping[str, Any] = {
     **{key: value for key, value in GEMMA3_DEFAULTS.items() if key != "query_pre_attn_scalar"},

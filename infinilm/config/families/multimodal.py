@@ -98,6 +98,7 @@ MULTIMODAL_FAMILIES: tuple[Family, ...] = (
         rope_types=MULTIMODAL_ROPE_TYPES,
         rope_inert=MULTIMODAL_ROPE_INERT,
     ),
+    _with_text_of("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "gemma3n"),
     _with_text_of("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "gemma4"),
     _with_text_of(  # Gemma 4 without experts and without vectors of each layer
         "Gemma4ForCausalLM",

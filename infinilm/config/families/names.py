@@ -35,6 +35,7 @@ __all__ = [
     "FALCON_H1",
     "GATED_Q",
     "GEMMA3",
+    "GEMMA3N",
     "GEMMA4",
     "GLM",
     "GLM4",
@@ -823,6 +824,18 @@ KIMI_K25 = TensorNames(
     not_read=(*_VISION_TOWER, "mm_projector.", "model.mm_projector."),
 )
 
+_TOWERS_OF_GEMMA = (
+    *_VISION_TOWER,
+    "model.embed_vision.",
+    "model.vision_embedder.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+)
+
+GEMMA3N = TensorNames(
+    _TEXT_PREFIXES, renamed={"post_laurel_norm": "laurel.post_laurel_norm"}, not_read=_TOWERS_OF_GEMMA
+)
+
 GEMMA4 = TensorNames(
     _TEXT_PREFIXES,
     renamed={
@@ -831,13 +844,7 @@ GEMMA4 = TensorNames(
         "mlp.gate.per_expert_scale": "router.per_expert_scale",
     },
     stacked={name.removeprefix("mlp."): parts for name, parts in _STACKED.items()},
-    not_read=(
-        *_VISION_TOWER,
-        "model.embed_vision.",
-        "model.vision_embedder.",
-        "model.audio_tower.",
-        "model.embed_audio.",
-    ),
+    not_read=_TOWERS_OF_GEMMA,
 )
 
 _PREDICTION = ("mtp.",)  # extra layers that predict several tokens at once, read if they draft

@@ -205,6 +205,18 @@ def _global_layers(values: dict[str, Any], family: Family) -> None:
         raise ConfigError("per_layer_config: num_key_value_heads differs only where attention_k_eq_v is true")
 
 
+def _sizes_of_gemma3n(values: dict[str, Any], family: Family) -> None:
+    """Bring `intermediate_size`, which may be a list of all layers, to one number."""
+    sizes = values.get("intermediate_size")
+    if not isinstance(sizes, (list, tuple)):
+        return
+    if not sizes or any(size != sizes[0] for size in sizes):
+        raise ConfigError(
+            f"intermediate_size must be the same in all layers of {family.architecture}; got {short_repr(sizes)}"
+        )
+    values["intermediate_size"] = sizes[0]
+
+
 def _layers_of_mimo(values: dict[str, Any], family: Family) -> None:
     """Bring MiMo V2's patterns, with a number for each layer, and what it says of layers with a window to others' keys.
 
@@ -498,6 +510,7 @@ _KEYS_OF_FAMILIES = (
     ("scale_depth", _multipliers_of_sizes),
     ("moe_layer_end_index", _dense_at_the_end),
     ("global_head_dim", _global_layers),
+    ("laurel_rank", _sizes_of_gemma3n),
     ("mup_enabled", _root_of_hidden),
     ("topk_method", _groups_by_method),
     ("hybrid_layer_pattern", _layers_of_mimo),

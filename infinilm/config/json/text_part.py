@@ -23,7 +23,7 @@ _OTHER_PARTS = frozenset(
     image_start_token_id image_end_token_id video_start_token_id video_end_token_id scale_factor image_seq_len
     spatial_merge_size boi_token_index eoi_token_index mm_tokens_per_image
     audio_token_id boi_token_id eoi_token_id boa_token_id eoa_token_id eoa_token_index
-    vision_soft_tokens_per_image language_model_only
+    vision_soft_tokens_per_image audio_soft_tokens_per_image language_model_only
     projection_hidden_size projection_layer_norm_eps ignore_index media_placeholder_token_id use_unified_vision_chunk
     video_placeholder
     """.split()  # noqa: SIM905 (as in keys.py)

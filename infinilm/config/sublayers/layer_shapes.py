@@ -100,10 +100,13 @@ def layer_shapes(config: LayerShapeConfig, windows: Sequence[int]) -> tuple[Laye
     return tuple(shapes)
 
 
-def own_vectors(config: LayerShapeConfig, activation: str, pad_token_id: int) -> OwnVectorsSpec | None:
+def own_vectors(
+    config: LayerShapeConfig, activation: str, pad_token_id: int, may_lack_rows: bool = False
+) -> OwnVectorsSpec | None:
     """Return the vectors that a token has for each layer; None: there are none.
 
-    `pad_token_id`: the token whose vectors those of a picture have.
+    `pad_token_id`: the token whose vectors those of a picture have. `may_lack_rows`: tokens beyond the table have the
+    vectors of the first one.
     """
     size = as_integer("hidden_size_per_layer_input", config.hidden_size_per_layer_input, least=0)
     if not size:
@@ -113,7 +116,7 @@ def own_vectors(config: LayerShapeConfig, activation: str, pad_token_id: int) ->
     rows = config.vocab_size
     if config.vocab_size_per_layer_input is not None:
         rows = as_integer("vocab_size_per_layer_input", config.vocab_size_per_layer_input, below=INT_LIMIT)
-    if rows < config.vocab_size:
+    if rows < config.vocab_size and not may_lack_rows:
         raise ConfigError(
             f"vocab_size_per_layer_input must be at least vocab_size, {config.vocab_size}, so that each token has a "
             f"row; got {rows}"

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from infinilm._core import AttentionSpec, DeltaSpec, EmbeddingSumSpec, LatentSpec, MambaSpec, RopeSpec, ShortConvSpec
+from infinilm.models.reference.altup import correct, join, predict, split
 from infinilm.models.reference.attention import attention
 from infinilm.models.reference.delta import delta_rule
 from infinilm.models.reference.experts import experts, experts_beside_mlp, router_logits
 from infinilm.models.reference.latent import latent_attention
+from infinilm.models.reference.laurel import add_laurel
 from infinilm.models.reference.mamba import mamba
 from infinilm.models.reference.mlp import mlp
 from infinilm.models.reference.ops import Array, soft_cap
@@ -47,11 +49,25 @@ def forward(
     own = None  # [num_tokens, num_layers, size]
     if vectors:
         own = make_own_vectors(s, vectors, np.where(np.isin(np.arange(len(ids)), rows), vectors.pad_id, ids), x)
+    streams = split(s, spec.altup, x) if spec.altup else None  # [num_streams, num_tokens, hidden_size]; x: the first
     for layer in range(spec.num_layers):
         s.layer = layer
+        if streams is not None:
+            streams = predict(s, np.concatenate([x[None], streams[1:]]))
+            x = s.emit("altup_prediction", streams[0])
         x = run_layer(s, x)
         if vectors and own is not None:
-            x = read_own_vectors(s, vectors, x, own[:, layer])
+            x = s.emit("mlp_residual", x)
+            read = x
+            if streams is not None:
+                streams = correct(s, streams, x)
+                x = streams[0]
+                read = x * s.weights[s.name("altup.correct_output_scale")]
+            added = read_own_vectors(s, vectors, read, own[:, layer])
+            if streams is None:
+                x = x + added
+            else:
+                streams[1:] += added
         if spec.layer_scalars:
             x = x * s.weights[s.name("layer_scalar")]
         x = s.emit("residual", x)
@@ -59,6 +75,8 @@ def forward(
             x = x.copy()
             x[rows] += levels[layer + 1]
     s.layer = -1
+    if streams is not None:
+        x = join(s, streams, x)
     if last_only:
         x = x[[row.stop - 1 for row in s.rows if row.stop > row.start]]
     normed = s.norm(x, "model.norm") * s.scalar(spec.logit_multiplier)
@@ -150,10 +168,14 @@ def run_layer(s: Step, x: Array) -> Array:
     ends = not own.mlp and not own.experts
     if mixers:
         h, x = begin(s, x, "input_layernorm")
+    if own.laurel:
+        x = x + h
     for number, mixer in enumerate(mixers, 1):
         x = add_mixer(s, x, mixer, h)
         if not ends or number < len(mixers):  # the last sum of a layer has a site of its own
             x = s.emit("attention_residual" if number == 1 else "mixers_residual", x)
+    if own.laurel:
+        x = add_laurel(s, x, h)
     if ends:
         return x
     norm = "pre_feedforward_layernorm" if s.spec.post_norms else "post_attention_layernorm"

@@ -15,6 +15,9 @@ def mlp(s: Step, spec: MlpSpec, h: Array) -> Array:
     """down_proj(activation(gate_proj(h)) * up_proj(h)): h [num_tokens, hidden_size] -> the same."""
     gate = s.emit("gate_proj", s.linear(h, s.name("mlp.gate_proj"), spec.bias)) if spec.gated else None
     up = s.emit("up_proj", s.linear(h, s.name("mlp.up_proj"), spec.bias))
+    if gate is not None and spec.gate_deviations is not None:
+        least = gate.mean(-1, keepdims=True) + s.scalar(spec.gate_deviations) * gate.std(-1, keepdims=True)
+        gate = np.maximum(gate - least, s.scalar(0))
     gate, up = (up, np.ones_like(up)) if gate is None else (gate, up)
     inner = s.emit("activation", _activated(s, spec, gate, up))  # [num_tokens, intermediate_size]
     return s.linear(inner, s.name("mlp.down_proj"), spec.bias or spec.down_bias)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from infinilm._core import OwnVectorsSpec
 from infinilm.models.reference.ops import JOINS, Array
 from infinilm.models.reference.step import Step
@@ -12,6 +14,7 @@ __all__ = ["make_own_vectors", "read_own_vectors"]
 def make_own_vectors(s: Step, spec: OwnVectorsSpec, ids: Array, x: Array) -> Array:
     """Compute the vectors of tokens with these ids: x [num_tokens, hidden_size] -> [num_tokens, num_layers, size]."""
     shape = len(ids), s.spec.num_layers, spec.size
+    ids = np.where(ids < spec.vocab_size, ids, 0)
     of_table = s.weight("model.embed_tokens_per_layer")[ids].reshape(shape) * s.scalar(shape[2] ** 0.5)
     projected = s.linear(x, "model.per_layer_model_projection", False)
     projected = projected.reshape(shape) * s.scalar(s.spec.hidden_size**-0.5)
@@ -21,11 +24,8 @@ def make_own_vectors(s: Step, spec: OwnVectorsSpec, ids: Array, x: Array) -> Arr
 
 
 def read_own_vectors(s: Step, spec: OwnVectorsSpec, x: Array, own: Array) -> Array:
-    """Add what a layer makes of its vectors [num_tokens, size] to x [num_tokens, hidden_size]."""
-    x = s.emit("mlp_residual", x)
+    """What a layer adds that reads its vectors [num_tokens, size] and x [num_tokens, hidden_size], as large as x."""
     gate = s.linear(x, s.name("per_layer_input_gate"), False)
     read = s.emit("per_layer_input", JOINS[spec.activation](gate, own))
     out = s.emit("per_layer_projection", s.linear(read, s.name("per_layer_projection"), False))
-    normed = s.emit("post_per_layer_input_norm", s.norm(out, s.name("post_per_layer_input_norm")))
-    total: Array = x + normed
-    return total
+    return s.emit("post_per_layer_input_norm", s.norm(out, s.name("post_per_layer_input_norm")))

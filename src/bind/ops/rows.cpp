@@ -11,7 +11,7 @@ void bind_row_ops(OpsClass& backend) {
         .def(
             "embedding",
             [](SharedBackend& shared, const Tensor& ids, const Tensor& table, const Tensor& out,
-               std::optional<int> first_id, const std::string& quantization, float multiplier) {
+               std::optional<int> first_id, const std::string& quantization, float multiplier, int known_ids) {
                 const InUse b(shared);
                 Check check("embedding");
                 check.tensor("table", table, {"vocab_size", "hidden_size"});
@@ -21,10 +21,12 @@ void bind_row_ops(OpsClass& backend) {
                                    .table = *prepared,
                                    .out = output("embedding", "out", out),
                                    .first_id = first_id,
-                                   .multiplier = multiplier});
+                                   .multiplier = multiplier,
+                                   .known_ids = known_ids});
             },
             "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), "quantization"_a = "none", "multiplier"_a = 1.0f,
-            Release(), "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
+            "known_ids"_a = 0, Release(),
+            "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
         .def(
             "rms_norm",
             [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps,
@@ -60,6 +62,52 @@ void bind_row_ops(OpsClass& backend) {
             },
             "x"_a, "residual"_a, "weight"_a.none(), "out"_a, "eps"_a, "multiplier"_a = 1.0f, "scale"_a = 1.0f,
             Release())
+        .def(
+            "row_moment",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& out, float multiplier,
+               const OptionalTensor& centre) {
+                const InUse b(shared);
+                ops::row_moment(b, {.x = x,
+                                    .centre = optional_view(centre),
+                                    .out = output("row_moment", "out", out),
+                                    .multiplier = multiplier});
+            },
+            "x"_a, "out"_a, "multiplier"_a = 1.0f, "centre"_a = nb::none(), Release(),
+            "out = multiplier * mean(x), or with a centre, multiplier * mean((x - centre)^2), of each row.")
+        .def(
+            "sparsify",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& mean, const Tensor& variance, float deviations) {
+                const InUse b(shared);
+                ops::sparsify(
+                    b, {.x = output("sparsify", "x", x), .mean = mean, .variance = variance, .deviations = deviations});
+            },
+            "x"_a, "mean"_a, "variance"_a, "deviations"_a, Release(),
+            "x = max(x - (mean + deviations * sqrt(variance)), 0), in place.")
+        .def(
+            "match_rms",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& like, float least) {
+                const InUse b(shared);
+                ops::match_rms(b, {.x = output("match_rms", "x", x), .like = like, .least = least});
+            },
+            "x"_a, "like"_a, "least"_a, Release(), "x = x * rms(like) / max(rms(x), sqrt(least)), in place.")
+        .def(
+            "mix_streams",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& streams, const Tensor& router,
+               const Tensor& coefficients, bool corrects, float eps, const OptionalTensor& scale,
+               const OptionalTensor& scaled) {
+                const InUse b(shared);
+                ops::mix_streams(b, {.x = output("mix_streams", "x", x),
+                                     .streams = output("mix_streams", "streams", streams),
+                                     .router = router,
+                                     .coefficients = coefficients,
+                                     .corrects = corrects,
+                                     .eps = eps,
+                                     .scale = optional_view(scale),
+                                     .scaled = scaled ? output("mix_streams", "scaled", *scaled) : TensorView()});
+            },
+            "x"_a, "streams"_a, "router"_a, "coefficients"_a, "corrects"_a, "eps"_a, "scale"_a = nb::none(),
+            "scaled"_a = nb::none(), Release(),
+            "A step of alternating updates: x and streams [num_streams, num_tokens, hidden_size], in place.")
         .def(
             "act_mul",
             [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation,

@@ -82,7 +82,8 @@ void embedding(const EmbeddingArgs& args, Share share) {
     const int64_t begin = args.num_tokens * share.index / share.count;
     const int64_t end = args.num_tokens * (share.index + 1) / share.count;
     for (int64_t t = begin; t < end; ++t) {
-        const int64_t row = args.ids[t] - args.first_id;
+        const int32_t id = args.known_ids > 0 && args.ids[t] >= args.known_ids ? 0 : args.ids[t];
+        const int64_t row = id - args.first_id;
         float* const out = args.out + t * args.out_stride;  // [hidden_size]
         if (row >= 0 && row < args.num_rows)
             for_row(args.table, row, [&](int64_t k, float value) { out[k] = value * args.multiplier; });

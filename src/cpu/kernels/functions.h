@@ -30,6 +30,14 @@ extern const LinearKernels linear_floats;
 // norm.cpp
 void norm(const CpuNormArgs& args, Share share);
 
+// sparsify.cpp
+void row_moment(const RowMomentArgs& args, Share share);
+void sparsify(const SparsifyArgs& args, Share share);
+
+// streams.cpp
+void match_rms(const MatchRmsArgs& args, Share share);
+void mix_streams(const MixStreamsArgs& args, Share share);
+
 // rope.cpp
 void rope_store(const CpuRopeStoreArgs& args, Share share);
 

@@ -132,6 +132,7 @@ struct EmbeddingArgs {
     const int32_t* ids;  // [num_tokens]
     PackedWeight table;  // [num_rows, hidden_size]: of the ids first_id, first_id + 1, ..; other ids give zeros
     int64_t first_id, num_rows;
+    int32_t known_ids = 0;  // ids from this one on count as id 0; 0: there are none such
     float multiplier;
     int64_t num_tokens;
     float* out;  // [num_tokens, hidden_size]
@@ -176,6 +177,10 @@ struct Kernels {
         }
     }
     void (*norm)(const CpuNormArgs&, Share);
+    void (*row_moment)(const RowMomentArgs&, Share);
+    void (*sparsify)(const SparsifyArgs&, Share);
+    void (*match_rms)(const MatchRmsArgs&, Share);
+    void (*mix_streams)(const MixStreamsArgs&, Share);
     void (*rope_store)(const CpuRopeStoreArgs&, Share);
     size_t (*attention_scratch_bytes)(const CpuAttentionArgs&);
     size_t (*attention_shared_scratch_bytes)(const CpuAttentionArgs&);  // 0: no attention_merge needed
@@ -214,6 +219,7 @@ constexpr uint64_t kernels_layout =
     sizeof(CpuRopeStoreArgs) << 16 ^ sizeof(CpuAttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^
     sizeof(CpuChooseKeysArgs) << 2 ^ sizeof(ActMulArgs) ^ sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^
     sizeof(CausalConvArgs) << 14 ^ sizeof(CpuDeltaRuleArgs) << 18 ^ sizeof(CpuSelectiveScanArgs) << 22 ^
-    sizeof(GatedNormArgs) << 26;
+    sizeof(GatedNormArgs) << 26 ^ sizeof(MixStreamsArgs) << 30 ^ sizeof(MatchRmsArgs) << 34 ^
+    sizeof(RowMomentArgs) << 38 ^ sizeof(SparsifyArgs) << 42;
 
 }  // namespace infinilm::cpu

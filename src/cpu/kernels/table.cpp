@@ -27,6 +27,10 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .linear_bf16 = nullptr,
 #endif
     .norm = floats::norm,
+    .row_moment = floats::row_moment,
+    .sparsify = floats::sparsify,
+    .match_rms = floats::match_rms,
+    .mix_streams = floats::mix_streams,
     .rope_store = floats::rope_store,
     .attention_scratch_bytes = floats::attention_scratch_bytes,
     .attention_shared_scratch_bytes = floats::attention_shared_scratch_bytes,

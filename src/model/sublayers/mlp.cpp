@@ -32,6 +32,8 @@ void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down,
 
 void MlpSpec::check(const ModelSpec&) const {
     require_spec(intermediate_size > 0, "intermediate_size must be positive, got ", intermediate_size);
+    require_spec(!gate_deviations || (gated && std::isfinite(*gate_deviations)),
+                 "gate_deviations are of an MLP with a gate, and finite");
 }
 
 MlpSpec MlpSpec::local(Shard shard) const {
@@ -46,14 +48,22 @@ Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hoo
       gated_(spec.gated),
       hooked_(hooked),
       activation_(spec.activation),
+      gate_deviations_(spec.gate_deviations),
       clipped_(model.clipped_linears),
-      joined_(spec.gated && !is_apart(spec.activation) && !clipped_) {
+      joined_(spec.gated && !is_apart(spec.activation) && !clipped_ && !gate_deviations_) {
     inner_ = plan.add({.name = "inner", .columns = inner_size_});
-    gate_up_ = plan.add({.name = "gate_up", .columns = spec.gated ? 2 * inner_size_ : 0, .tapped = joined_});
+    // One buffer for all layers, in some of which only a part of the gate may be left.
+    const bool any_apart = std::ranges::any_of(
+        model.layers, [](const LayerSpec& layer) { return layer.mlp && layer.mlp->gate_deviations; });
+    gate_up_ =
+        plan.add({.name = "gate_up", .columns = spec.gated ? 2 * inner_size_ : 0, .tapped = joined_ && !any_apart});
+    moments_ =
+        plan.add({.name = "gate_moments", .columns = gate_deviations_ ? 1 : 0, .rows = 2, .dtype = DType::float32});
 }
 
 void Mlp::declare(ParamTable& table, const std::string& at, const MlpSpec& whole) {
     declare_mlp(table, gate_up_proj_, down_proj_, at, whole, false, hidden_size_);
+    share_ = static_cast<float>(inner_size_) / static_cast<float>(whole.intermediate_size);
     if (activation_ != Activation::xielu) return;
     // Both are softplus of what is learned, so that neither is negative; alpha_n is at least the slope in 0, 1 / 2.
     const auto number = [&](VectorWeights& weights, const char* name, float& out, float least) {
@@ -98,12 +108,25 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
     const TensorView gate_up = s.view(buffer);
     s.linear(gate_up_proj_, in.x, gate_up, in.norm);
     if (gated_ && hooked_) s.tap_own(sites::gate_proj, gate_up.slice(1, 0, inner_size_), buffer);
+    if (gate_deviations_) sparsify(s, gate_up.slice(1, 0, inner_size_));
     const TensorView up = gated_ ? gate_up.slice(1, inner_size_, 2 * inner_size_) : gate_up;
     if (hooked_) s.tap_own(sites::up_proj, up, buffer);
     ops::act_mul(
         s.backend,
         {.gate_up = gate_up, .out = inner, .activation = activation_, .alpha_p = alpha_p_, .alpha_n = alpha_n_});
     if (hooked_) s.tap_own(sites::activation, inner, inner_);
+}
+
+// Mean and variance are those of all ranks, which have columns of the gate.
+template <class Tap>
+void Mlp::sparsify(const Step<Tap>& s, const TensorView& gate) const {
+    const TensorView moments = s.view(moments_), mean = moments.slice(0, 0, s.num_tokens()),
+                     variance = moments.slice(0, s.num_tokens(), 2 * s.num_tokens());
+    ops::row_moment(s.backend, {.x = gate, .out = mean, .multiplier = share_});
+    if (s.num_ranks() > 1) s.ranks.all_reduce(mean);
+    ops::row_moment(s.backend, {.x = gate, .centre = mean, .out = variance, .multiplier = share_});
+    if (s.num_ranks() > 1) s.ranks.all_reduce(variance);
+    ops::sparsify(s.backend, {.x = gate, .mean = mean, .variance = variance, .deviations = *gate_deviations_});
 }
 
 template <class Tap>

@@ -31,13 +31,19 @@ public:
     void finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const;
 
 private:
+    template <class Tap>
+    void sparsify(const Step<Tap>& s, const TensorView& gate) const;
+
     int64_t hidden_size_, inner_size_;
     bool gated_, hooked_;
     Activation activation_;
-    bool clipped_;    // the outputs of linears, in front of the activation
-    bool joined_;     // the linear of gate and up applies the activation, but for hooks and adapters
-    Buffer inner_;    // [num_tokens, intermediate_size]
-    Buffer gate_up_;  // [num_tokens, 2 * intermediate_size], with a tap or where they are not joined
+    std::optional<float> gate_deviations_;
+    float share_ = 1;  // the part of the gate's columns that the rank has
+    bool clipped_;     // the outputs of linears, in front of the activation
+    bool joined_;      // the linear of gate and up applies the activation, but for hooks and adapters
+    Buffer inner_;     // [num_tokens, intermediate_size]
+    Buffer gate_up_;   // [num_tokens, 2 * intermediate_size], with a tap or where they are not joined
+    Buffer moments_;   // [2 * num_tokens, 1] float32: mean and variance of the gate, where only a part of it is left
 
     LinearWeights gate_up_proj_;               // gate, up, or up alone: each [intermediate_size, hidden_size]
     LinearWeights down_proj_;                  // [hidden_size, intermediate_size]

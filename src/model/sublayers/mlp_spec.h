@@ -1,6 +1,8 @@
 // An MLP: what it says of itself. Its weights and math are in mlp.h.
 #pragma once
 
+#include <optional>
+
 #include "core/activation.h"
 #include "model/sublayers/sublayer_spec.h"
 
@@ -12,6 +14,8 @@ struct MlpSpec {
     bool down_bias = false;  // of down alone
     bool gated = true;       // down(activation(gate) * up); else down(activation(up))
     Activation activation = Activation::silu;
+    // Of the gate only what lies this many standard deviations above the mean of its row is left; absent: all.
+    std::optional<float> gate_deviations = {};
     float in_multiplier = 1, out_multiplier = 1;  // of the norm that it reads, and of what it adds
 
     void check(const ModelSpec& model) const;
@@ -26,6 +30,8 @@ struct MlpSpec {
         f("down_bias", &MlpSpec::down_bias, "Whether the last linear alone has one.");
         f("gated", &MlpSpec::gated, "down(activation(gate) * up); else down(activation(up)).");
         f("activation", &MlpSpec::activation, "");
+        f("gate_deviations", &MlpSpec::gate_deviations,
+          "Standard deviations above its mean from which on the gate of a token is left, less that; None: all of it.");
         f("in_multiplier", &MlpSpec::in_multiplier, "Multiplies the norm that it reads.");
         f("out_multiplier", &MlpSpec::out_multiplier, "Multiplies what it adds.");
     }

@@ -19,8 +19,7 @@ Buffer all_vectors(const ModelSpec& spec, BufferPlan& plan) {
 void OwnVectorsSpec::check(const ModelSpec& model) const {
     require_spec(pad_id >= 0 && pad_id < vocab_size, "the table of vectors of each layer has no row ", pad_id);
     require_spec(activation != Activation::xielu, "vectors of each layer have no activation with numbers of its own");
-    require_spec(size > 0 && model.post_norms && vocab_size >= model.vocab_size,
-                 "vectors of each layer need post_norms, and a table of at least vocab_size rows; it has ", vocab_size);
+    require_spec(size > 0 && model.post_norms, "vectors of each layer need post_norms");
 }
 
 OwnVectors::OwnVectors(const ModelSpec& model, BufferPlan& plan)
@@ -55,7 +54,7 @@ template <class Tap>
 void OwnVectors::run(const Step<Tap>& s) const {
     const TensorView vectors = s.view(vectors_), projected = s.view(projected_);
     const TensorView ids = s.batch.own_vector_ids ? s.batch.own_vector_ids : s.batch.input_ids;
-    s.embed(ids, table_, vocab_size_, half * std::sqrt(static_cast<float>(size_)), vectors);
+    s.embed(ids, table_, vocab_size_, half * std::sqrt(static_cast<float>(size_)), vectors, vocab_size_);
     s.linear(projection_, s.x, projected);
     const auto of_layers = [&](const TensorView& view) { return view.reshape({view.shape(0) * num_layers_, size_}); };
     // The linear's result times hidden_size^-0.5 is what is normed: that changes eps alone.

@@ -1,4 +1,4 @@
-// Vectors that a token has for each layer, as in Gemma 4: (row of a table of its own + norm of a linear of its
+// Vectors that a token has for each layer, as in Gemma 3n and 4: (row of a table of its own + norm of a linear of its
 // embedding) / 2^.5. OwnVectors makes them for all layers; OwnVector is the sublayer that reads those of one.
 #pragma once
 

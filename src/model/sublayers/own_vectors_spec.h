@@ -10,7 +10,7 @@ namespace infinilm {
 // sublayer, which reads it.
 struct OwnVectorsSpec {
     int size = 0;        // of the vector for one layer
-    int vocab_size = 0;  // rows of the table
+    int vocab_size = 0;  // rows of the table; ids beyond it have the vectors of id 0
     int pad_id = 0;      // the row of tokens whose embedding is given: see Given
     Activation activation = Activation::silu;
 
@@ -20,7 +20,7 @@ struct OwnVectorsSpec {
     template <class F>
     static void fields(F f) {
         f("size", &OwnVectorsSpec::size, "Elements of the vector for one layer.");
-        f("vocab_size", &OwnVectorsSpec::vocab_size, "Rows of the table.");
+        f("vocab_size", &OwnVectorsSpec::vocab_size, "Rows of the table; ids beyond it have the vectors of id 0.");
         f("activation", &OwnVectorsSpec::activation, "");
         f("pad_id", &OwnVectorsSpec::pad_id, "The row of tokens whose embedding is given.");
     }
