@@ -330,7 +330,7 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
     states = plan_memory(golden("qwen3-5-text"), pipeline_parallel_size=2)
     assert sum(s.state_bytes for s in states.stages) == states.state_bytes > 0
     assert main(["plan", str(folder), "--pipeline-parallel-size", "3"]) == 0
-    assert "stage 2, layers 4 to 4: weights" in capsys.readouterr().out
+    assert "stage 2, layers 4 to 4 on cpu: weights" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
