@@ -275,7 +275,12 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
 
 def _count_or_auto(text: str) -> int | str:
     """Argument type: an integer >= 0, or "auto"."""
-    return text if text == "auto" else non_negative(text)
+    if text == "auto":
+        return text
+    try:
+        return non_negative(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected 'auto' or an integer >= 0, got {text!r}") from None
 
 
 def _method_or_json(text: str) -> Any:
@@ -402,6 +407,11 @@ def size(text: str) -> str:
     if text.strip().isdigit() and int(text) < 1 << 20:
         raise argparse.ArgumentTypeError(f"{text} would be bytes: say the unit, such as {text.strip()}GiB")
     return text
+
+
+def sizes(text: str) -> str:
+    """Argument type: a size, or several with commas between them."""
+    return ",".join(map(size, text.split(",")))
 
 
 _OF_MORE_MODELS: Mapping[str, Callable[[str], Any]] = {

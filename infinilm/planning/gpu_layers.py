@@ -11,16 +11,14 @@ from infinilm.distributed import resolve_devices
 from infinilm.errors import ConfigError, DeviceError
 from infinilm.planning.sizes import parse_size
 
-__all__ = ["LEAST_CONTEXT", "check_gpu_layers", "gpu_of", "memory_of_devices", "most_layers"]
+__all__ = ["LEAST_CONTEXT", "check_alone", "count_gpu_layers", "gpu_of", "memory_of_devices", "most_layers"]
 
 LEAST_CONTEXT = 4096
 """With "auto", the cache on the GPU has room for a sequence of so many tokens where none was asked for."""
 
 
-def check_gpu_layers(
-    gpu_layers: Any, num_layers: int, *, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
-) -> int:
-    """The number of layers on the GPU. ConfigError: it cannot be, or not beside the other settings."""
+def count_gpu_layers(gpu_layers: Any, num_layers: int) -> int:
+    """The number of layers on the GPU, of a model that has so many. ConfigError: it cannot be."""
     if isinstance(gpu_layers, bool) or not hasattr(gpu_layers, "__index__"):
         raise ConfigError(f"gpu_layers: expected 'auto' or a number of layers, got {short_repr(gpu_layers)}")
     count = int(gpu_layers.__index__())
@@ -28,6 +26,11 @@ def check_gpu_layers(
         raise ConfigError(
             f"gpu_layers must be 0 to {num_layers}, the layers of the model, or 'auto', for as many as fit; got {count}"
         )
+    return count
+
+
+def check_alone(gpu_layers: Any, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
+    """ConfigError: the model is divided in another way, too."""
     for name, size in (
         ("tensor_parallel_size", tensor_parallel_size),
         ("pipeline_parallel_size", pipeline_parallel_size),
@@ -37,7 +40,6 @@ def check_gpu_layers(
                 f"gpu_layers={gpu_layers!r} and {name}={size}: a model is divided between the CPU and one GPU, or over "
                 "ranks or stages of one kind; use one of the two"
             )
-    return count
 
 
 def gpu_of(device: str, device_ids: Sequence[int] | None, *, must_exist: bool) -> str | None:

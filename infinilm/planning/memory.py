@@ -29,7 +29,14 @@ from infinilm.lora import Merge, PeftAdapter, read_adapter
 from infinilm.lora.adapters import check_name
 from infinilm.planning.cache_plan import CacheSizing, MemoryPlan
 from infinilm.planning.formats import DeviceFormat, format_on, resolve_dtype
-from infinilm.planning.gpu_layers import LEAST_CONTEXT, check_gpu_layers, gpu_of, memory_of_devices, most_layers
+from infinilm.planning.gpu_layers import (
+    LEAST_CONTEXT,
+    check_alone,
+    count_gpu_layers,
+    gpu_of,
+    memory_of_devices,
+    most_layers,
+)
 from infinilm.planning.sizes import parse_size
 from infinilm.planning.stage_sizes import MemoryShare, divide_shares
 from infinilm.planning.stages import StagePart, check_ranks, split_specs, stage_specs, threads_per_stage
@@ -149,8 +156,7 @@ def _most_gpu_layers(model: str | os.PathLike[str], settings: Mapping[str, Any])
 
     path = resolve_model(model, settings.get("revision"), use_tqdm=settings.get("use_tqdm", True))
     num_layers = AutoConfig.from_pretrained(path).num_layers
-    sizes = {name: settings.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
-    check_gpu_layers(0, num_layers, **sizes)
+    check_alone("auto", settings.get("tensor_parallel_size", 1), settings.get("pipeline_parallel_size", 1))
     given = memory_of_devices(settings.get("memory"))
     gpu = gpu_of(settings.get("device", "auto"), settings.get("device_ids"), must_exist=given is None)
     if gpu is None:
@@ -234,8 +240,8 @@ def _plan(
     num_stages = pipeline_parallel_size if stage is None else 1  # in this process
     is_split = False
     if gpu_layers is not None:
-        sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
-        gpu_layers = check_gpu_layers(gpu_layers, config.num_layers, **sizes)
+        gpu_layers = count_gpu_layers(gpu_layers, config.num_layers)
+        check_alone(gpu_layers, tensor_parallel_size, pipeline_parallel_size)
         if gpu_layers == 0:
             device, device_ids = "cpu", None
         else:
@@ -250,7 +256,9 @@ def _plan(
         devices = resolve_devices(
             device, tensor_parallel_size, device_ids, num_stages=num_stages, must_exist=memory is None
         )
-        given = None if memory is None else [parse_size("memory", memory)] * len(devices)
+        # A pair is of the host and of the GPU, one of which has all layers here.
+        own_memory = memory_of_devices(memory) if gpu_layers is not None else _memory_of_each(memory)
+        given = None if own_memory is None else [own_memory[-1 if gpu_layers else 0]] * len(devices)
     num_ranks = 1 if is_split else len(devices) // num_stages
     check_ranks(num_stages, num_ranks, devices[0])
     places = devices if is_split else devices[:1]  # a format each
@@ -685,6 +693,10 @@ _SETTINGS = {
     if item.kind is item.KEYWORD_ONLY and item.name not in ("stage", "use_tqdm")
 }
 name_keywords(plan_memory, _SETTINGS.values())
+
+
+def _memory_of_each(memory: Any) -> list[int] | None:
+    return None if memory is None else [parse_size("memory", memory)]
 
 
 def _why_no_gpu() -> str:

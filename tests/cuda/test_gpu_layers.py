@@ -98,3 +98,22 @@ def test_a_lost_device(simulate: Run) -> None:
 def test_no_gpu(simulate: Run, settings: dict[str, str]) -> None:
     outcome = simulate("split_cases:no_gpu", settings=settings)
     assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(("name", "type_name"), [("llama", "Q4_K_M"), ("qwen2-moe", "Q4_K_M"), ("llama", "Q8_0")])
+def test_gguf(simulate: Run, models: str, name: str, type_name: str) -> None:
+    pytest.importorskip("gguf")
+    outcome = simulate("split_cases:gguf", name=name, folder=models, type_name=type_name)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(("form", "arguments"), [("gptq", [4, 64, False]), ("ct_fp8", ["channel"])])
+def test_quantised_safetensors(simulate: Run, models: str, form: str, arguments: list[object]) -> None:
+    outcome = simulate("split_cases:safetensors", folder=models, form=form, arguments=arguments)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_in_few_bits(simulate: Run, models: str, quantization: str) -> None:
+    outcome = simulate("split_cases:in_few_bits", folder=models, quantization=quantization)
+    assert outcome.ok, outcome.text
