@@ -170,12 +170,14 @@ def _most_gpu_layers(model: str | os.PathLike[str], settings: Mapping[str, Any])
         except CacheFullError:
             return False
         of_gpu = plan.memory.stages[-1] if plan.is_split else plan.memory
-        cache = plan.memory.num_blocks * plan.memory.block_size * of_gpu.kv_bytes_per_token
+        cache = plan.memory.num_tokens * of_gpu.kv_bytes_per_token + plan.memory.num_states * of_gpu.state_bytes
         has_room = settings.get("kv_cache") is None or of_gpu.weight_bytes + of_gpu.workspace_bytes + cache <= free
         wanted = settings.get("max_model_len") or min(LEAST_CONTEXT, longest_text(plan.config))
         return has_room and plan.memory.max_model_len >= wanted
 
-    return most_layers(fits, num_layers)
+    count = most_layers(fits, num_layers)
+    logger.info("gpu_layers: %d of %d layers fit %s", count, num_layers, gpu)
+    return count
 
 
 _ANY_MEMORY = 1 << 60  # bytes
@@ -238,27 +240,16 @@ def _plan(
     packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
     num_stages = pipeline_parallel_size if stage is None else 1  # in this process
-    is_split = False
-    if gpu_layers is not None:
-        gpu_layers = count_gpu_layers(gpu_layers, config.num_layers)
-        check_alone(gpu_layers, tensor_parallel_size, pipeline_parallel_size)
-        if gpu_layers == 0:
-            device, device_ids = "cpu", None
-        else:
-            gpu = gpu_of(device, device_ids, must_exist=memory is None)
-            if gpu is None:
-                raise DeviceError(f"gpu_layers={gpu_layers}: {_why_no_gpu()}; pass 0, or 'auto', or leave it out")
-            device, device_ids, is_split = gpu, None, gpu_layers < config.num_layers
-    if is_split:
-        devices: tuple[str, ...] = ("cpu", device)
-        given = memory_of_devices(memory)
-    else:
+    if gpu_layers is None:
         devices = resolve_devices(
             device, tensor_parallel_size, device_ids, num_stages=num_stages, must_exist=memory is None
         )
-        # A pair is of the host and of the GPU, one of which has all layers here.
-        own_memory = memory_of_devices(memory) if gpu_layers is not None else _memory_of_each(memory)
-        given = None if own_memory is None else [own_memory[-1 if gpu_layers else 0]] * len(devices)
+        given = None if memory is None else [parse_size("memory", memory)] * len(devices)
+    else:
+        gpu_layers = count_gpu_layers(gpu_layers, config.num_layers)
+        check_alone(gpu_layers, tensor_parallel_size, pipeline_parallel_size)
+        devices, given = _devices_of_parts(gpu_layers, config.num_layers, device, device_ids, memory)
+    is_split = gpu_layers is not None and len(devices) > 1
     num_ranks = 1 if is_split else len(devices) // num_stages
     check_ranks(num_stages, num_ranks, devices[0])
     places = devices if is_split else devices[:1]  # a format each
@@ -695,13 +686,22 @@ _SETTINGS = {
 name_keywords(plan_memory, _SETTINGS.values())
 
 
-def _memory_of_each(memory: Any) -> list[int] | None:
-    return None if memory is None else [parse_size("memory", memory)]
-
-
-def _why_no_gpu() -> str:
-    reason = backends()["cuda"]["reason"]
-    return f"there is no GPU here that can be used ({reason})"
+def _devices_of_parts(
+    count: int, num_layers: int, device: str, device_ids: Sequence[int] | None, memory: Any
+) -> tuple[tuple[str, ...], list[int] | None]:
+    """The devices of a model with so many layers on a GPU, and what `memory` says is free of each; None: ask them."""
+    given = memory_of_devices(memory)
+    if count == 0:
+        return ("cpu",), None if given is None else given[:1]
+    gpu = gpu_of(device, device_ids, must_exist=given is None)
+    if gpu is None:
+        reason = backends()["cuda"]["reason"]
+        raise DeviceError(
+            f"gpu_layers={count}: there is no GPU here that can be used ({reason}); pass 0, or 'auto', or leave it out"
+        )
+    if count == num_layers:
+        return (gpu,), None if given is None else given[1:]
+    return ("cpu", gpu), given
 
 
 def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
