@@ -316,9 +316,20 @@ std::vector<std::string> InferEngine::load_param(const std::string& name, const 
     if (const ParamRow* row = first.params.find(name)) check_finite(*row, tensor, num_threads_);
     if (!blocks.type.empty()) check_range(*first.backend, name, tensor, blocks, num_threads_);
     ++weights_version_;
-    return of_rank(first, [&](Rank& rank) {
-        return is_of(rank, stage) ? rank.params.load(*rank.backend, name, tensor, blocks) : std::vector<std::string>();
+    std::exception_ptr refused;  // by one stage, which the others do not wait for here
+    std::vector<std::string> names = of_rank(first, [&](Rank& rank) {
+        std::vector<std::string> own;
+        if (!is_of(rank, stage)) return own;
+        try {
+            own = rank.params.load(*rank.backend, name, tensor, blocks);
+        } catch (const Error&) {
+            if (stage < 0) throw;  // all ranks refuse alike
+            if (rank.index == first.index) refused = std::current_exception();
+        }
+        return own;
     });
+    if (refused) std::rethrow_exception(refused);
+    return names;
 }
 
 std::vector<std::string> InferEngine::loaded_params() {

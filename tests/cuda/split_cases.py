@@ -356,6 +356,22 @@ def no_gpu(_: Gpu) -> None:
             open_llm(golden("qwen3"), device=device, gpu_layers=1).close()
 
 
+def too_large(_: Gpu, folder: str) -> None:
+    """A part that does not fit the device is refused as such, and so is a weight that its dtype cannot hold."""
+    model = make_model("llama", Path(folder), num_hidden_layers=2, intermediate_size=8192)
+    with pytest.raises(infinilm.DeviceError, match="out of device memory"):
+        open_llm(model, gpu_layers=1, kv_cache=PagedKVCacheConfig(num_blocks=4), max_model_len=16).close()
+    model = make_model("llama", Path(folder), num_hidden_layers=2)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][1, 2] = 1e5
+    large = Path(folder) / "large"
+    large.mkdir(exist_ok=True)
+    (large / "config.json").write_text((model / "config.json").read_text())
+    save_file(tensors, large / "model.safetensors")
+    with pytest.raises(infinilm.WeightError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
+        open_llm(large, gpu_layers=1, dtype="float16").close()
+
+
 def a_lost_device(gpu: Gpu) -> None:
     """A fault of the device ends the engine with its cause, and both parts close."""
     llm = open_llm(golden("qwen3"), gpu_layers=1)

@@ -89,6 +89,11 @@ def test_encoders(simulate: Run, models: str, name: str) -> None:
     assert outcome.ok, outcome.text
 
 
+def test_refused_at_load(simulate: Run, models: str) -> None:
+    outcome = simulate("split_cases:too_large", settings={"INFINILM_EMULATOR_MEMORY_MB": "1"}, folder=models)
+    assert outcome.ok, outcome.text
+
+
 def test_a_lost_device(simulate: Run) -> None:
     outcome = simulate("split_cases:a_lost_device")
     assert outcome.ok, outcome.text
