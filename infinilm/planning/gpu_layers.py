@@ -11,7 +11,15 @@ from infinilm.distributed import resolve_devices
 from infinilm.errors import ConfigError, DeviceError
 from infinilm.planning.sizes import parse_size
 
-__all__ = ["LEAST_CONTEXT", "check_alone", "count_gpu_layers", "gpu_of", "memory_of_devices", "most_layers"]
+__all__ = [
+    "LEAST_CONTEXT",
+    "check_alone",
+    "count_gpu_layers",
+    "gpu_of",
+    "memory_of_devices",
+    "most_layers",
+    "usable_memory",
+]
 
 LEAST_CONTEXT = 4096
 """With "auto", the cache on the GPU has room for a sequence of so many tokens where none was asked for."""
@@ -82,6 +90,14 @@ def memory_of_devices(memory: Any) -> list[int] | None:
         )
     parsed = [parse_size("memory", size) for size in sizes]
     return parsed if len(parsed) == 2 else parsed * 2
+
+
+def usable_memory(free_bytes: int) -> int:
+    """What "auto" takes of the memory of a GPU, for what the plan of a model has.
+
+    The rest is for what a device has once, whatever the model: scratch of its kernels, and buffers for copies.
+    """
+    return free_bytes - min(free_bytes // 16, 256 << 20)
 
 
 def most_layers(fits: Callable[[int], bool], num_layers: int) -> int:

@@ -36,6 +36,7 @@ from infinilm.planning.gpu_layers import (
     gpu_of,
     memory_of_devices,
     most_layers,
+    usable_memory,
 )
 from infinilm.planning.sizes import parse_size
 from infinilm.planning.stage_sizes import MemoryShare, divide_shares
@@ -161,7 +162,7 @@ def _most_gpu_layers(model: str | os.PathLike[str], settings: Mapping[str, Any])
     gpu = gpu_of(settings.get("device", "auto"), settings.get("device_ids"), must_exist=given is None)
     if gpu is None:
         return 0
-    free = free_memory(gpu) if given is None else given[1]
+    free = usable_memory(free_memory(gpu) if given is None else given[1])
 
     def fits(count: int) -> bool:
         memory = (_ANY_MEMORY, free) if count < num_layers else free  # only that of the GPU decides

@@ -28,7 +28,7 @@ from speculation.drafters import Book, assert_drafted, counts, told
 from speculation.heads import make_eagle3, make_right_head, make_with_head
 
 import infinilm
-from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, plan_memory
+from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig
 from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.planning.memory import plan_headers
 
@@ -335,13 +335,21 @@ def memory(_: Gpu, folder: str, dtype: str) -> None:
         assert answers(llm, [TEXTS[3]]) == plain
     with open_llm(model, dtype=dtype, gpu_layers="auto", max_model_len=64) as llm:
         assert llm.devices == ("cuda",)  # all fit
-    needed = plan_memory(model, gpu_layers=3, memory="1GiB", dtype=dtype, max_num_seqs=4, max_model_len=64).stages[1]
-    left = needed.weight_bytes + needed.workspace_bytes + (1 << 15)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("infinilm.planning.memory.free_memory", lambda device: 1 << 30 if device == "cpu" else left)
-        with open_llm(model, gpu_layers="auto", max_model_len=64, dtype=dtype, kv_cache=None) as llm:
-            assert [(of.first_layer, of.end_layer) for of in llm.memory.stages] == [(0, 3), (3, 6)]
-            assert answers(llm, [TEXTS[3]])
+
+
+def as_many_as_fit(_: Gpu, folder: str) -> None:
+    """A device with room for some layers of a model: "auto" takes these, and the model runs there."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 64}
+    model = make_model("llama", Path(folder), num_hidden_layers=8, **sizes)
+    settings: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "kv_cache": None}
+    with open_llm(model, gpu_layers="auto", **settings) as llm:
+        first, last = llm.memory.stages
+        assert 1 < first.end_layer < 7, llm.memory.stages
+        assert llm.max_model_len == 64  # that of the model
+        want = answers(llm, TEXTS[3:])
+    with open_llm(model, gpu_layers=8 - first.end_layer, **settings, enable_prefix_caching=False) as llm:
+        assert llm.memory.stages[1].weight_bytes == last.weight_bytes
+        assert [answers(llm, [text])[0] for text in TEXTS[3:]] == want
 
 
 def no_gpu(_: Gpu) -> None:

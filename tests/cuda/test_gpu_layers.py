@@ -89,6 +89,11 @@ def test_encoders(simulate: Run, models: str, name: str) -> None:
     assert outcome.ok, outcome.text
 
 
+def test_as_many_as_fit(simulate: Run, models: str) -> None:
+    outcome = simulate("split_cases:as_many_as_fit", settings={"INFINILM_EMULATOR_MEMORY_MB": "8"}, folder=models)
+    assert outcome.ok, outcome.text
+
+
 def test_refused_at_load(simulate: Run, models: str) -> None:
     outcome = simulate("split_cases:too_large", settings={"INFINILM_EMULATOR_MEMORY_MB": "1"}, folder=models)
     assert outcome.ok, outcome.text
