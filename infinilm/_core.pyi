@@ -1852,9 +1852,9 @@ class GraphCounts:
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None, stage_layers: Sequence[int] = []) -> None:
+    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None, stage_layers: Sequence[int] = [], stage_dtypes: Sequence[str] = []) -> None:
         """
-        devices: of each rank, stage by stage of those that are here, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made and which the first and the last one have not; None: all are. stage_layers: of each stage; empty: equally many.
+        devices: of each rank, stage by stage of those that are here, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made and which the first and the last one have not; None: all are. stage_layers: of each stage; empty: equally many. stage_dtypes: what each stage computes in, where stages are on unlike devices, such as ['cpu', 'cuda:0']; then load_param names the stage.
         """
 
     @property
@@ -1867,17 +1867,17 @@ class InferEngine:
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Checkpoint names and shapes of the parameters the model needs."""
 
-    def load_param(self, name: str, tensor: Tensor, type: str = '') -> list[str]:
+    def load_param(self, name: str, tensor: Tensor, type: str = '', stage: int = -1) -> list[str]:
         """
-        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.
+        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, rows of blocks of a GGUF file; see gguf_type, gguf_dequantise. stage: with stage_dtypes, the one that takes it.
         """
 
     def loaded_params(self) -> list[str]:
         """Names of the parameters that are loaded."""
 
-    def own_params(self) -> list[str]:
+    def own_params(self, stage: int = -1) -> list[str]:
         """
-        Names that load_param takes and that are needed here: of parameters, and of the packed tensors of linears. Those of stages elsewhere count as loaded.
+        Names that load_param takes and that are needed here, or by one stage: of parameters, and of the packed tensors of linears. Those of stages elsewhere count as loaded.
         """
 
     def take_packed(self) -> dict[str, Tensor]:
@@ -1888,9 +1888,9 @@ class InferEngine:
     def load_dummy(self, dtype: str, seed: int = 0) -> None:
         """Random weights, for benchmarks."""
 
-    def update_params(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    def update_params(self, tensors: Sequence[tuple[str, Tensor]], stage: int = -1) -> None:
         """
-        Other values of parameters, as load_param takes them, behind the steps submitted before. The cache stays as it is. WeightError: one does not fit; nothing has changed then.
+        Other values of parameters, as load_param takes them, behind the steps submitted before. The cache stays as it is. stage: as for load_param. WeightError: one does not fit; nothing has changed then.
         """
 
     @property
@@ -1916,9 +1916,9 @@ class InferEngine:
         Calls callback(name, layer, tensor, rank) inside forward at the named sites, on rank 0 or on every rank; a returned tensor replaces it.
         """
 
-    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '', num_states: int = 0, num_window_blocks: int = 0, num_log_rows: int = 0) -> None:
+    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '', num_states: int = 0, num_window_blocks: int = 0, num_log_rows: int = 0, stage_dtypes: Sequence[str] = []) -> None:
         """
-        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first the slots and blocks of all other layers, then theirs. num_log_rows: of each state, which keep what it reads of drafts, so that those that were right can be replayed (num_replayed of a Batch).
+        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first the slots and blocks of all other layers, then theirs. num_log_rows: of each state, which keep what it reads of drafts, so that those that were right can be replayed (num_replayed of a Batch). stage_dtypes: in place of dtype, of each stage.
         """
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> list[Tensor]:

@@ -41,7 +41,7 @@ from infinilm.checkpoint.mapped import FileState, file_state
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import MtpFormat, build_spec, longest_text
-from infinilm.devices.system import kernel_class, nccl_library
+from infinilm.devices.system import kernel_class, kernel_class_of_split, nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import ConfigError, RequestError
 from infinilm.images import MediaRules
@@ -129,6 +129,10 @@ class LLM(
         stage 0.
     device_ids
         The GPUs, one per rank, stage by stage. Default: the first ones.
+    gpu_layers
+        For a model that is larger than the memory of its GPU: so many of its last layers are on the GPU, with the
+        lm_head, and the first ones on the CPU. "auto": as many as fit. None: all are on one kind of device. Every
+        number of layers has answers of its own, within rounding, and keeps its bits.
     max_model_len
         Tokens of a sequence, prompt and output together. Default: the model's, or what the KV cache has room for.
     max_num_seqs
@@ -234,6 +238,7 @@ class LLM(
         pipeline_parallel_size: int = 1,
         stages: Sequence[str] = (),
         device_ids: Sequence[int] | None = None,
+        gpu_layers: int | str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -294,6 +299,7 @@ class LLM(
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=count_stages(stages, pipeline_parallel_size),
             device_ids=device_ids,
+            gpu_layers=gpu_layers,
             lora=lora,
             merge_lora=merge_lora,
             speculation=drafting,
@@ -319,7 +325,10 @@ class LLM(
             check_settings(kv_cache, hooks, lora or merge_lora)
             others = FrontStage(stages, {**of_all_stages, "seed": seed or 0}, plan)
             self.memory = others.memory
-        self.num_stages: int = len(stages) + 1 if stages else max(len(plan.memory.stages), 1)
+        num_parts = len(stages) + 1 if stages else max(len(plan.memory.stages), 1)  # of the layers
+        # Where the CPU and a GPU have a part each, steps go through both one at a time: in two steps of half of the
+        # sequences the CPU would read its weights twice.
+        self.num_stages: int = 1 if plan.is_split else num_parts
         # A large tokenizer takes as long as the weights. If anything fails, stages elsewhere end.
         with others or nullcontext(), ThreadPoolExecutor(1) as beside:
             texts = beside.submit(open_texts, plan.path, tokenizer, chat_template, self.generation_config)
@@ -328,9 +337,10 @@ class LLM(
                 plan.devices,
                 num_threads or 0,
                 nccl_library="" if plan.device == "cpu" else nccl_library(),
-                num_stages=self.num_stages,
+                num_stages=num_parts,
                 stage=others.stage if others else None,
                 stage_layers=[] if others else [of.end_layer - of.first_layer for of in plan.memory.stages],
+                stage_dtypes=[of.dtype for of in plan.formats] if plan.is_split else [],
             )
             files: Mapping[Path, FileState] = {}
             self._ids_of_head: Int32Array | None = None
@@ -341,9 +351,17 @@ class LLM(
                 with open_checkpoint(plan.path) as checkpoint:
                     files = checkpoint.states
                     self._is_plain = type(checkpoint) is Checkpoint and not checkpoint.packed
-                    load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
+                    for loading in plan.loading:
+                        load_weights(checkpoint, self._engine, progress=use_tqdm, **loading)
                 if plan.head:
-                    self._ids_of_head = load_head(plan.head, self._engine, spec, dtype=plan.dtype, progress=use_tqdm)
+                    self._ids_of_head = load_head(
+                        plan.head,
+                        self._engine,
+                        spec,
+                        dtype=plan.dtype,
+                        progress=use_tqdm,
+                        stage=num_parts - 1 if plan.is_split else -1,
+                    )
             self._engine.finish_loading()
             self._history = WeightHistory(self._engine)
             self._tower: TowerEngine | None = None
@@ -378,14 +396,15 @@ class LLM(
                 )
             self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
             self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
-            if plan.device != "cpu" and not others and not isinstance(kv_cache, CacheConfig):
+            if any(device != "cpu" for device in plan.devices) and not others and not isinstance(kv_cache, CacheConfig):
                 # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
                 self.memory = self._divide_memory(
                     kv_cache, max_model_len, longest=self.max_model_len, has_workspace=False
                 )
                 self.max_model_len = self.memory.max_model_len
             allocate_cache(self._engine, self.memory)
-        engine_hooks = EngineHooks(self._engine, ModelSites(spec), tensor_parallel_size * pipeline_parallel_size)
+        num_workers = tensor_parallel_size * (num_parts if plan.is_split else pipeline_parallel_size)
+        engine_hooks = EngineHooks(self._engine, ModelSites(spec), num_workers)
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
         self._scheduler_settings: dict[str, Any] = {
@@ -409,9 +428,9 @@ class LLM(
             },
             {
                 "version": __version__,
-                "kernels": one_or_each([kernel_class(plan.device, plan.dtype), *(of["kernels"] for of in machines)]),
+                "kernels": one_or_each([_kernels(plan), *(of["kernels"] for of in machines)]),
                 "quantization": plan.quantization,
-                "dtype": plan.dtype,
+                "dtype": one_or_each([of.dtype for of in plan.formats]),
                 "kv_cache_dtype": self.memory.kv_cache_dtype,
                 "num_ranks": one_or_each([tensor_parallel_size, *(of["num_ranks"] for of in machines)]),
             },
@@ -445,7 +464,7 @@ class LLM(
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
         queue = RequestQueue(max_open, limits.max_seconds)
-        of_here = [tensor_parallel_size] * (1 if others else self.num_stages)
+        of_here = [tensor_parallel_size] * (1 if others else num_parts)
         self._copies = CacheCopies(self._engine, [*of_here, *(of["num_ranks"] for of in machines)])
         exchange = None
         if names:
@@ -462,7 +481,14 @@ class LLM(
                 most,
             )
         self._thread = EngineThread(
-            self._engine, scheduler, engine_hooks, self._adapters, queue, self.num_stages, exchange
+            self._engine,
+            scheduler,
+            engine_hooks,
+            self._adapters,
+            queue,
+            self.num_stages,
+            exchange,
+            may_run_ahead=not plan.is_split,  # the first part waits for the tokens of the last
         )
         # For the end of this object or of the interpreter, after which a thread returning from the core would abort.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
@@ -881,6 +907,14 @@ def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool) -> str | None:
     if plan.config.is_encoder:
         return "this model is an encoder, which keeps no keys and values between texts: leave it out"
     return None
+
+
+def _kernels(plan: ModelPlan) -> str:
+    """The kind of kernels that answers depend on, and where the model is cut between two kinds."""
+    if not plan.is_split:
+        return kernel_class(plan.device, plan.dtype)
+    cut = plan.memory.stages[-1].first_layer
+    return kernel_class_of_split(plan.devices, [of.dtype for of in plan.formats], cut)
 
 
 def _computation(spec: _core.ModelSpec) -> str:

@@ -67,11 +67,13 @@ class WeightMethods:
             raise RequestError("update_weights: stages in processes of their own take no other weights in this version")
         if not isinstance(tensors, Mapping):
             raise TypeError(f"update_weights: expected a dict of name to array, got {type(tensors).__name__}")
-        params = read_update(tensors, self._engine, self.config, self._plan.stored_dtype, self._plan.dtype)
-        digest = digest_of(params)
+        dtypes = [of.dtype for of in self._plan.formats]
+        params = [read_update(tensors, self._engine, self.config, self._plan.stored_dtype, dtype) for dtype in dtypes]
+        digest = digest_of(params[0])
 
         def update() -> None:
-            self._engine.update_params(params)
+            for stage, own in enumerate(params):
+                self._engine.update_params(own, *([stage] if self._plan.is_split else []))
             self._history.changed(digest)
             self._receipts.forget_weights()
             self._thread.forget_computed()

@@ -49,6 +49,7 @@ def load_head(
     dtype: str,
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
+    stage: int = -1,
 ) -> npt.NDArray[np.int32] | None:
     """Load a head into an engine of its model.
 
@@ -59,7 +60,7 @@ def load_head(
         Its other parameters are in the checkpoint of the model.
     spec : ModelSpec
         What the engine was made with.
-    dtype, progress, from_numpy
+    dtype, progress, from_numpy, stage
         As for `load_weights`.
 
     Returns
@@ -92,6 +93,7 @@ def load_head(
             find=lambda expected, stored: find(spec, expected, stored),
             is_whole=False,
             is_wanted=lambda name: is_of_head(name, spec.num_layers),
+            stage=stage,
         )
         return None if find is _find_assistant else _token_ids(checkpoint, spec)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.head_rows import order_of_pairs, rows_by_head, tiled_heads
 from infinilm.checkpoint.mapped import MappedTensors, file_state
-from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native, type_on
+from infinilm.checkpoint.native import Linears, LoadParam, bytes_of_block, choose_native, type_on
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
 from infinilm.config.families import family_of_model_type
@@ -325,7 +325,7 @@ class GgufCheckpoint(GgufTensors):
         num_weights = len(range(source.begin, source.end, source.step)) * info.shape[-1]
         return num_weights // max(_core.gguf_type(type_name)[0], 1) * bytes_of_block(type_name, device)
 
-    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source, device: str) -> list[str]:
+    def load_blocks(self, load: LoadParam, name: str, source: Source, device: str) -> Sequence[str] | None:
         """Give an engine a weight's blocks, of the type that its device takes (`type_on`).
 
         Returns the names of those that it does not read again.
@@ -340,9 +340,9 @@ class GgufCheckpoint(GgufTensors):
             stored = self._types[source.tensor]
             kept = type_on(stored, device)
             if kept == stored:
-                return engine.load_param(name, _core.from_numpy(rows), kept)
+                return load(name, _core.from_numpy(rows), kept)
             shape = len(rows), rows.shape[1] // _core.gguf_type(stored)[1] * _core.gguf_type(stored)[0]
-            return engine.load_param(name, _core.gguf_regroup(rows.reshape(-1), stored, shape), kept)
+            return load(name, _core.gguf_regroup(rows.reshape(-1), stored, shape), kept)
         except WeightError as error:
             raise WeightError(f"{info.file}: {error}") from None
 

@@ -287,6 +287,7 @@ def load_weights(
     find: Find | None = None,
     is_whole: bool = True,
     is_wanted: Callable[[str], bool] | None = None,
+    stage: int = -1,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -323,6 +324,8 @@ def load_weights(
         Nothing else is read of the checkpoint, so that it is told what is not.
     is_wanted : callable, optional
         Tells by its name whether a parameter is loaded. Others are in another checkpoint. None: all are.
+    stage : int
+        The stage of a `_core.InferEngine` that gets its parameters, in what it computes in; -1: all that are here.
 
     Raises
     ------
@@ -357,8 +360,12 @@ def load_weights(
         found = replace(found, not_read=unread_of_head(engine, checkpoint.tensors, checkpoint.packed))
     labels = label_tensors(family_of(config.architecture), checkpoint.tensors) if config and head == "score" else ()
     _match(checkpoint, found, packed_dtypes, head, labels, is_whole=is_whole)
-    own = set(engine.own_params()) if isinstance(engine, _core.InferEngine) else None
-    # Stages in other processes have the rest: neither read nor converted here.
+    own: set[str] | None = None
+    load: Callable[..., Sequence[str] | None] = engine.load_param
+    if isinstance(engine, _core.InferEngine):
+        own = set(engine.own_params(stage))
+        load = load if stage < 0 else partial(engine.load_param, stage=stage)
+    # Other stages have the rest: neither read nor converted here.
     sources = {name: source for name, source in found.sources.items() if own is None or name in own}
     make: Callable[..., Any] = from_numpy or _core.from_numpy
 
@@ -403,13 +410,13 @@ def load_weights(
         release(name)
         return array, dtype
 
-    native: Mapping[str, Callable[[], Sequence[str]]] = {}
+    native: Mapping[str, Callable[[], Sequence[str] | None]] = {}
     if native_on and isinstance(engine, _core.InferEngine):
         linears = _core.linears(engine.spec, engine.num_ranks)
         if isinstance(checkpoint, GgufCheckpoint):
             kept_blocks = checkpoint.native_weights(linears, sources, native_on)
             native = {
-                name: partial(checkpoint.load_blocks, engine, name, sources[name], native_on) for name in kept_blocks
+                name: partial(checkpoint.load_blocks, load, name, sources[name], native_on) for name in kept_blocks
             }
             for stored in sorted(set(kept_blocks.values())):
                 if (kept := type_on(stored, native_on)) != stored:
@@ -420,7 +427,7 @@ def load_weights(
         elif isinstance(checkpoint, QuantisedCheckpoint) and change is None:
             kept_blocks = checkpoint.native_weights(linears, sources, native_on, by_headers=False)
             native = {
-                name: partial(checkpoint.load_blocks, engine, name, sources[name], type_name)
+                name: partial(checkpoint.load_blocks, load, name, sources[name], type_name)
                 for name, type_name in kept_blocks.items()
                 if not sources[name].unit
             }
@@ -434,16 +441,16 @@ def load_weights(
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
         for param in sorted(sources, key=place):
             if param in native:
-                prepared = native[param]()
+                prepared = native[param]() or ()
             else:
                 array, kept = read(param)
                 array = array if change is None else change(param, array, kept)
-                prepared = engine.load_param(param, make(array, dtype=kept)) or ()
+                prepared = load(param, make(array, dtype=kept)) or ()
             for name in prepared:
                 release(name)  # packed: not read again
             info = checkpoint.info(sources[param].tensor)  # which may hold other parameters, too
             advance(info.nbytes * math.prod(expected[param]) // max(math.prod(info.shape), 1))
     for param, values in found.values.items():
         if own is None or param in own:
-            engine.load_param(param, make(values, dtype="float32"))
+            load(param, make(values, dtype="float32"))
     checkpoint.check_unchanged()

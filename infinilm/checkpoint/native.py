@@ -6,15 +6,18 @@ Called with what `checkpoint.gguf` and `checkpoint.quantised` find in the files.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from infinilm import _core
 
-__all__ = ["CUDA_BLOCKS", "Linears", "bytes_of_block", "choose_native", "type_on"]
+__all__ = ["CUDA_BLOCKS", "Linears", "LoadParam", "bytes_of_block", "choose_native", "type_on"]
 
 Linears = Mapping[str, tuple[list[str], bool, int]]
 """The result of `_core.linears`: the weights, if these are gate and up, and where ranks cut inputs."""
+
+LoadParam = Callable[[str, _core.Tensor, str], Sequence[str] | None]
+"""Gives an engine a weight in blocks of a type, by its name: `_core.InferEngine.load_param`."""
 
 CUDA_BLOCKS: Mapping[str, int] = MappingProxyType(
     {"Q4_0": 18, "Q8_0": 34, "Q4_K": 160, "Q5_K": 192, "Q6_K": 216, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18}

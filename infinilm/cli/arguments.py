@@ -147,6 +147,13 @@ def add_model_settings(
         "--device-ids", type=integer_list, metavar="ID,ID", help="GPU of each rank; default: the first ones"
     )
     group.add_argument(
+        "--gpu-layers",
+        type=_count_or_auto,
+        metavar="N",
+        help="so many of the last layers on the GPU, the others on the CPU, or auto: as many as fit; default: all on "
+        "one device",
+    )
+    group.add_argument(
         "--max-image-pixels",
         type=non_negative,
         metavar="N",
@@ -264,6 +271,16 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         help="draft tokens that a step verifies, which changes no answer: lookup, mtp, auto (default) or off; or a "
         'JSON object such as {"method": "lookup", "num_tokens": 7}',
     )
+
+
+def _count_or_auto(text: str) -> int | str:
+    """Argument type: an integer >= 0, or "auto"."""
+    if text == "auto":
+        return text
+    try:
+        return non_negative(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected 'auto' or an integer >= 0, got {text!r}") from None
 
 
 def _method_or_json(text: str) -> Any:
@@ -392,6 +409,11 @@ def size(text: str) -> str:
     return text
 
 
+def sizes(text: str) -> str:
+    """Argument type: a size, or several with commas between them."""
+    return ",".join(map(size, text.split(",")))
+
+
 _OF_MORE_MODELS: Mapping[str, Callable[[str], Any]] = {
     "dtype": str,
     "quantization": str,
@@ -461,6 +483,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "kv_cache",
         "kv_cache_dtype",
         "device_ids",
+        "gpu_layers",
         "max_model_len",
         "revision",
         "max_image_pixels",

@@ -19,6 +19,7 @@ from infinilm.config.json.model_config import AutoConfig
 from infinilm.config.spec import build_spec
 from infinilm.errors import CacheFullError
 from infinilm.gguf.file import PLAIN_TYPES, is_gguf
+from infinilm.planning.formats import DeviceFormat
 from infinilm.planning.memory import ModelPlan, plan_headers
 from infinilm.planning.sizes import format_bytes
 from infinilm.planning.stages import StageMemory
@@ -58,6 +59,17 @@ def _describe_weights(plan: ModelPlan) -> dict[str, Any]:
         "packed": plan.packed,
         "devices": list(plan.devices),
         "dtype": plan.dtype,
+        "parts": [_describe_part(of) for of in plan.formats] if plan.is_split else [],
+    }
+
+
+def _describe_part(of: DeviceFormat) -> dict[str, Any]:
+    """How a device holds its part of a model that is divided between the CPU and a GPU."""
+    return {
+        "device": of.device,
+        "dtype": of.dtype,
+        "native_types": list(of.native_types),
+        "quantised_dtype": of.quantised_dtype,
     }
 
 
@@ -239,25 +251,35 @@ def _model_line(model: Mapping[str, Any]) -> str:
         stored = (
             f"packed as {model['quantization']}" if model["packed"] else f"{stored}, used as {model['quantization']}"
         )
-    kept = {name: type_on(name, model["devices"][0].partition(":")[0]) for name in model["native_types"]}
+    start = f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}"
+    if not model["parts"]:
+        devices = _devices(model["devices"])
+        return f"{start}{_uses(model, model['devices'][0])}, computed in {model['dtype']} on {devices}"
+    of_parts = [f"{_uses(model | part, part['device'])}, computed in {part['dtype']}" for part in model["parts"]]
+    told = (f"; on {part['device']}{of}" for part, of in zip(model["parts"], of_parts, strict=True))
+    return f"{start}{''.join(told)}"
+
+
+def _uses(model: Mapping[str, Any], device: str) -> str:
+    """What a device makes of weights that are stored in few bits, as the end of a sentence."""
+    kept = {name: type_on(name, device.partition(":")[0]) for name in model["native_types"]}
+    uses = ""
     if as_they_are := [name for name in kept if kept[name] == name]:
-        stored += f", {' and '.join(as_they_are)} used as they are"
-    stored += "".join(f", {name} used as {own}" for name, own in kept.items() if own != name)
-    others = [name for name in types or () if name not in (*FLOATS, *PLAIN_TYPES, *model["native_types"])]
+        uses += f", {' and '.join(as_they_are)} used as they are"
+    uses += "".join(f", {name} used as {own}" for name, own in kept.items() if own != name)
+    types = model["gguf_types"] or model["schemes"] or ()
+    others = [name for name in types if name not in (*FLOATS, *PLAIN_TYPES, *model["native_types"])]
     if others and not model["quantization"]:
-        stored += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
+        uses += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
     if model["rounded_inputs"]:
-        native = model["native_types"] if model["devices"][0] == "cpu" else ()
+        native = model["native_types"] if device == "cpu" else ()
         how = "not rounded"
         if any("fp8" not in name for name in native):
             how = "rounded to int8 per 32 of a token"
         elif native and model["dtype"] == "bfloat16":
             how = "rounded to bfloat16"
-        stored += f" (inputs of linears {how}; the format asks for {', '.join(model['rounded_inputs'])})"
-    return (
-        f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "
-        f"computed in {model['dtype']} on {_devices(model['devices'])}"
-    )
+        uses += f" (inputs of linears {how}; the format asks for {', '.join(model['rounded_inputs'])})"
+    return uses
 
 
 def _share(types: Mapping[str, int], name: str) -> str:

@@ -38,7 +38,7 @@ from infinilm.cli.arguments import (
     open_llm,
     positive,
     sampling_params,
-    size,
+    sizes,
     subcommands,
 )
 from infinilm.cli.bench import add_bench, run_bench
@@ -225,9 +225,10 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
-        type=size,
-        metavar="SIZE",
-        help="plan for devices with so much that is free, such as 80GiB; it need not be here",
+        type=sizes,
+        metavar="SIZE[,SIZE]",
+        help="plan for devices with so much that is free, such as 80GiB; it need not be here. With --gpu-layers, that "
+        "of the host and that of the GPU",
     )
     add_model_settings(parser, positional=True, loads=False)
     add_lora(parser, "an adapter that requests can name; may be repeated")

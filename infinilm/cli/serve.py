@@ -37,6 +37,7 @@ __all__ = ["add_serve", "run_serve"]
 
 
 _BY_TEMPLATE = "it is not needed: the model's chat template tells how"
+_GPU_LAYERS = "here it is --gpu-layers N or auto, or --device cuda for all layers"
 _HINTS = {
     # Options that vLLM has.
     "--enable-auto-tool-choice": _BY_TEMPLATE,
@@ -66,8 +67,8 @@ _HINTS = {
     "--alias": "here it is --served-model-name",
     "--chat-template-file": "here it is --chat-template",
     "--jinja": "it is not needed: chat templates are always Jinja",
-    "--n-gpu-layers": "here it is --device: a model is on GPUs or on the CPU as a whole",
-    "-ngl": "here it is --device: a model is on GPUs or on the CPU as a whole",
+    "--n-gpu-layers": _GPU_LAYERS,
+    "-ngl": _GPU_LAYERS,
 }
 
 
@@ -243,6 +244,8 @@ def run_serve(args: argparse.Namespace) -> int:
             )
         if args.stages and (args.replicas is not None or args.ray_address is not None):
             raise ConfigError("--stages are those of one server; put `infinilm route` in front of several")
+        if args.gpu_layers is not None:
+            _check_gpu_layers(args)
         if args.stage:
             return _be_stage(args)
         if args.ray_address is not None and args.replicas is not None and args.pipeline_parallel_size > 1:
@@ -253,6 +256,20 @@ def run_serve(args: argparse.Namespace) -> int:
         if args.replicas is None and args.ray_address is not None and args.pipeline_parallel_size > 1:
             return _serve_stages(args)
         return _serve(args) if args.replicas is None and args.ray_address is None else _serve_replicas(args)
+
+
+def _check_gpu_layers(args: argparse.Namespace) -> None:
+    """ConfigError: several models or servers would share the CPU that has the other layers of each."""
+    for name, is_there in (
+        ("--stage", bool(args.stage)),
+        ("--replicas", args.replicas is not None),
+        ("--ray-address", args.ray_address is not None),
+        ("more than one --model", bool(args.models)),
+    ):
+        if is_there:
+            raise ConfigError(
+                f"--gpu-layers is of one model of one server, and has the CPU to itself; leave {name} out"
+            )
 
 
 def _serve_stages(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,15 @@ def kernel_class(device: str, dtype: str) -> str:
         return "fma" if _core.cpu_fuses_products() and not multiplies_bf16 else _core.selected_cpu_isa()
     index = int(device.partition(":")[2] or 0)
     return "sm_" + str(_core.cuda_devices()[index]["compute_capability"]).replace(".", "")
+
+
+def kernel_class_of_split(devices: Sequence[str], dtypes: Sequence[str], cut: int) -> str:
+    """`kernel_class` of a model whose layers from `cut` on are on another device than those before.
+
+    Answers depend on the cut, since each device rounds as it does, and so does the name.
+    """
+    first, last = map(kernel_class, devices, dtypes)
+    return f"{first}, {last} from layer {cut} on"
 
 
 def resolve_device(device: str) -> str:

@@ -176,7 +176,8 @@ class _Agent:
         else:
             with open_checkpoint(plan.path) as checkpoint:
                 self._files = checkpoint.states
-                load_weights(checkpoint, self._engine, **plan.loading)
+                for loading in plan.loading:
+                    load_weights(checkpoint, self._engine, **loading)
         self._engine.finish_loading()
 
     def serve(self) -> int:

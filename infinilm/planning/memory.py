@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from infinilm import _core
 from infinilm.cache import CacheConfig, PagedKVCacheConfig
-from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
+from infinilm.checks import as_integer, short_repr
 from infinilm.config.spec import MtpFormat, build_spec, check_quantization, longest_text
 from infinilm.devices.host_memory import available_memory
-from infinilm.devices.system import device_free_memory
+from infinilm.devices.system import backends, device_free_memory
 from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError, DeviceError
 from infinilm.gguf.file import PLAIN_TYPES, is_gguf
@@ -28,9 +28,19 @@ from infinilm.logs import logger
 from infinilm.lora import Merge, PeftAdapter, read_adapter
 from infinilm.lora.adapters import check_name
 from infinilm.planning.cache_plan import CacheSizing, MemoryPlan
+from infinilm.planning.formats import DeviceFormat, format_on, resolve_dtype
+from infinilm.planning.gpu_layers import (
+    LEAST_CONTEXT,
+    check_alone,
+    count_gpu_layers,
+    gpu_of,
+    memory_of_devices,
+    most_layers,
+    usable_memory,
+)
 from infinilm.planning.sizes import parse_size
 from infinilm.planning.stage_sizes import MemoryShare, divide_shares
-from infinilm.planning.stages import StagePart, check_ranks, stage_specs, threads_per_stage
+from infinilm.planning.stages import StagePart, check_ranks, split_specs, stage_specs, threads_per_stage
 from infinilm.planning.tower import TowerPlan, plan_tower
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
 from infinilm.scheduling.states import NUM_LOG_ROWS
@@ -61,14 +71,13 @@ class ModelPlan:
     config: ModelConfig
     devices: tuple[str, ...]  # one for each rank, stage by stage of those here: "cpu", "cuda" or "cuda:<index>"
     stored_dtype: str  # the dtype of the checkpoint's weights
-    dtype: str  # what the engine computes in
+    formats: tuple[
+        DeviceFormat, ...
+    ]  # how weights are held: one, or one for each stage where these have unlike devices
     quantization: str | None  # how the weights are quantised
-    shares: Sequence[MemoryShare]  # one, or one for each stage on GPUs
+    shares: Sequence[MemoryShare]  # one, or one for each stage that has a memory of its own
     memory: MemoryPlan
     packed: bool  # by `infinilm pack`
-    native_types: tuple[str, ...] = ()  # types of quantised weights that are computed with as they are stored
-    quantised_dtype: str | None = None  # what other quantised weights of safetensors become
-    bytes_of_quantised: Mapping[str, int] = field(default_factory=dict)  # by name of the weight
     adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
     merge: Merge | None = None  # what becomes part of the weights
     has_mtp_head: bool = False  # that is read
@@ -78,28 +87,104 @@ class ModelPlan:
     tower: TowerPlan | str = ""  # whose bytes `memory` has, too; or why the model reads no pictures
 
     @property
-    def loading(self) -> dict[str, Any]:
-        """Keywords of `load_weights`."""
+    def loading(self) -> list[dict[str, Any]]:
+        """Keywords of each call of `load_weights`: one, or one for each stage where these have unlike devices."""
         from infinilm.checkpoint.draft_heads import is_of_head
 
         num_layers = self.config.num_hidden_layers
-        return {
-            "dtype": self.dtype,
-            "config": self.config,
-            "native_on": self.device.partition(":")[0] if self.native_types else "",
-            "quantised_dtype": self.quantised_dtype,
-            "change": self.merge,
-            "is_whole": not isinstance(self.tower, TowerPlan) or self.tower.projector is not None,
-            "is_wanted": (lambda name: not is_of_head(name, num_layers)) if self.head else None,
-        }
+        return [
+            {
+                "dtype": of.dtype,
+                "config": self.config,
+                "native_on": of.kind if of.native_types else "",
+                "quantised_dtype": of.quantised_dtype,
+                "change": self.merge,
+                "is_whole": not isinstance(self.tower, TowerPlan) or self.tower.projector is not None,
+                "is_wanted": (lambda name: not is_of_head(name, num_layers)) if self.head else None,
+                "stage": stage if self.is_split else -1,
+            }
+            for stage, of in enumerate(self.formats)
+        ]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the first layers are on the CPU and the last ones on a GPU, as two stages of one process."""
+        return len(self.formats) > 1
 
     @property
     def device(self) -> str:
         """The device of the first rank."""
         return self.devices[0]
 
+    @property
+    def dtype(self) -> str:
+        """What the engine computes in; of a model that is split, its last part, which has the lm_head."""
+        return self.formats[-1].dtype
 
-def plan_model(
+    @property
+    def native_types(self) -> tuple[str, ...]:
+        """Types of quantised weights that are computed with as they are stored, on any device."""
+        return tuple(sorted({name for of in self.formats for name in of.native_types}))
+
+    @property
+    def quantised_dtype(self) -> str | None:
+        """What other quantised weights of safetensors become."""
+        return self.formats[-1].quantised_dtype
+
+    @property
+    def bytes_of_quantised(self) -> Mapping[str, int]:
+        """By the name of a quantised weight, the bytes that it takes."""
+        return self.formats[-1].bytes_of_quantised or {}
+
+
+def plan_model(model: str | os.PathLike[str], **settings: Any) -> ModelPlan:
+    """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
+
+    `settings`: those of `_plan`.
+    """
+    if settings.get("gpu_layers") == "auto":
+        settings["gpu_layers"] = _most_gpu_layers(model, settings)
+    return _plan(model, **settings)
+
+
+def _most_gpu_layers(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> int:
+    """How many last layers of a model fit the GPU with their part of the cache.
+
+    That is the cache that is asked for, or else that of one sequence of `max_model_len` or `LEAST_CONTEXT` tokens.
+    """
+    from infinilm.checkpoint.folder import resolve_model
+    from infinilm.config.json.model_config import AutoConfig
+
+    path = resolve_model(model, settings.get("revision"), use_tqdm=settings.get("use_tqdm", True))
+    num_layers = AutoConfig.from_pretrained(path).num_layers
+    check_alone("auto", settings.get("tensor_parallel_size", 1), settings.get("pipeline_parallel_size", 1))
+    given = memory_of_devices(settings.get("memory"))
+    gpu = gpu_of(settings.get("device", "auto"), settings.get("device_ids"), must_exist=given is None)
+    if gpu is None:
+        return 0
+    free = usable_memory(free_memory(gpu) if given is None else given[1])
+
+    def fits(count: int) -> bool:
+        memory = (_ANY_MEMORY, free) if count < num_layers else free  # only that of the GPU decides
+        try:
+            plan = _plan(path, **{**settings, "gpu_layers": count, "memory": memory, "device": gpu, "device_ids": None})
+        except CacheFullError:
+            return False
+        of_gpu = plan.memory.stages[-1] if plan.is_split else plan.memory
+        cache = plan.memory.num_tokens * of_gpu.kv_bytes_per_token + plan.memory.num_states * of_gpu.state_bytes
+        has_room = settings.get("kv_cache") is None or of_gpu.weight_bytes + of_gpu.workspace_bytes + cache <= free
+        wanted = settings.get("max_model_len") or min(LEAST_CONTEXT, longest_text(plan.config))
+        return has_room and plan.memory.max_model_len >= wanted
+
+    count = most_layers(fits, num_layers)
+    logger.info("gpu_layers: %d of %d layers fit %s", count, num_layers, gpu)
+    return count
+
+
+_ANY_MEMORY = 1 << 60  # bytes
+
+
+def _plan(
     model: str | os.PathLike[str],
     *,
     dtype: str = "auto",
@@ -115,17 +200,18 @@ def plan_model(
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     device_ids: Sequence[int] | None = None,
+    gpu_layers: int | str | None = None,
     revision: str | None = None,
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-    memory: int | str | None = None,
+    memory: int | str | Sequence[int | str] | None = None,
     speculation: SpeculationSetting = "auto",
     stage: int | None = None,
     max_image_pixels: int | None = None,
     mmproj: str | os.PathLike[str] | None = None,
     use_tqdm: bool = True,
 ) -> ModelPlan:
-    """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
+    """`plan_model` with a number of `gpu_layers`.
 
     `memory`: what is free of each device, which need not be here; see `plan_memory`. `speculation`: a draft model takes
     memory, too. `stage`: this one alone. `max_image_pixels`, `mmproj`: see `plan_tower`. `use_tqdm`: show a bar while
@@ -135,7 +221,6 @@ def plan_model(
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import drop_absent_head, open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, packed_bytes, plain_size, sums_of_parts
     from infinilm.checkpoint.sources import has_mtp_head, has_mtp_lm_head
     from infinilm.config.json.model_config import AutoConfig
 
@@ -147,7 +232,6 @@ def plan_model(
         max_model_len = as_integer("max_model_len", max_model_len)
     if num_threads is not None:
         num_threads = as_integer("num_threads", num_threads)
-    given = None if memory is None else parse_size("memory", memory)
     path = resolve_model(model, revision, use_tqdm=use_tqdm)
     config = AutoConfig.from_pretrained(path)
     checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # only the headers are read
@@ -157,16 +241,26 @@ def plan_model(
     packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
     num_stages = pipeline_parallel_size if stage is None else 1  # in this process
-    devices = resolve_devices(
-        device, tensor_parallel_size, device_ids, num_stages=num_stages, must_exist=memory is None
-    )
-    num_ranks = len(devices) // num_stages
+    if gpu_layers is None:
+        devices = resolve_devices(
+            device, tensor_parallel_size, device_ids, num_stages=num_stages, must_exist=memory is None
+        )
+        given = None if memory is None else [parse_size("memory", memory)] * len(devices)
+    else:
+        gpu_layers = count_gpu_layers(gpu_layers, config.num_layers)
+        check_alone(gpu_layers, tensor_parallel_size, pipeline_parallel_size)
+        devices, given = _devices_of_parts(gpu_layers, config.num_layers, device, device_ids, memory)
+    is_split = gpu_layers is not None and len(devices) > 1
+    num_ranks = 1 if is_split else len(devices) // num_stages
     check_ranks(num_stages, num_ranks, devices[0])
-    on_cpu = devices[0] == "cpu"
-    computed = _resolve_dtype(dtype, stored, on_cpu)
+    places = devices if is_split else devices[:1]  # a format each
+    on_cpu = places[-1] == "cpu"  # the part with the lm_head is
+    dtypes = [resolve_dtype(dtype, stored, place == "cpu") for place in places]
+    computed = dtypes[-1]
     if packed:
-        packed.check_device(devices[0])
-        packed.check_dtype(computed)
+        for place, of_place in zip(places, dtypes, strict=True):
+            packed.check_device(place)
+            packed.check_dtype(of_place)
         quantization = packed.resolve_quantization(quantization)
     longest = _longest_text(config, max_model_len, max_num_batched_tokens)
     if max_model_len is not None and max_model_len > longest:
@@ -205,125 +299,138 @@ def plan_model(
         checkpoint,
         max_image_pixels=max_image_pixels,
         mmproj=None if mmproj is None else Path(mmproj).expanduser(),
-        dtype=computed,
+        dtype=dtypes[0],
         stored=stored,
         device=devices[0],
         num_threads=num_threads or 0,
     )
     if isinstance(tower, TowerPlan) and (packed or stage is not None):
         tower = "packed folders and stages of a pipeline elsewhere have no tower"
-    spec = build_spec(
-        config,
-        dtype=computed,
-        max_model_len=max_model_len or longest,
-        quantization=quantization,
-        mtp=mtp,
-        given=tower.config.given if isinstance(tower, TowerPlan) else None,
-    )
-    check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
-    has_gpus = num_stages > 1 and not on_cpu and given is None
-    parts = stage_specs(
-        spec, pipeline_parallel_size, only=stage, memory=list(map(free_memory, devices)) if has_gpus else ()
-    )
+    specs = []  # of the whole model, for each place
+    for place, of_place in zip(places, dtypes, strict=True):
+        check_quantization(quantization, dtype=of_place, on_cpu=place == "cpu")
+        specs.append(
+            build_spec(
+                config,
+                dtype=of_place,
+                max_model_len=max_model_len or longest,
+                quantization=quantization,
+                mtp=mtp,
+                given=tower.config.given if isinstance(tower, TowerPlan) else None,
+            )
+        )
+    spec = specs[-1]
+    if is_split:
+        assert isinstance(gpu_layers, int)
+        parts = split_specs(specs, gpu_layers)
+    else:
+        has_gpus = num_stages > 1 and not on_cpu and given is None
+        parts = stage_specs(
+            spec, pipeline_parallel_size, only=stage, memory=list(map(free_memory, devices)) if has_gpus else ()
+        )
     draft = None
     if isinstance(drafting, DraftModelSettings):
-        if len(parts) > 1 or stage is not None:
+        if (len(parts) > 1 and not is_split) or stage is not None:
             raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the draft model out")
         draft = plan_draft_model(
             drafting,
-            device=devices[0],
+            device=devices[-1],
             dtype=dtype,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache_dtype=kv_cache_dtype,
             num_threads=num_threads,
             load_format=load_format,
-            memory=memory,
+            memory=None if given is None else given[-1],
             use_tqdm=use_tqdm,
         )
-    # Where the parts of ranks are not equal, the last is the largest.
-    planned = _core.local_spec(spec if stage is None else parts[0], num_ranks - 1, num_ranks)
-    # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
-    kept = stored if on_cpu and computed == "float32" else computed
-    if checkpoint is not None and on_cpu and not packed:
-        kept = checkpoint.kept_dtype(computed)
-    as_dtype, sharing = kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks
-    weight_bytes = [plain_size(part, config, as_dtype, computed if checkpoint else as_dtype, sharing) for part in parts]
-    native_types: tuple[str, ...] = ()
-    kind = "cpu" if on_cpu else "cuda"
-    # Integers are kept where nothing else is asked for; a dtype of 16 bits is what inputs have on a GPU in any case.
-    is_plain = quantization is None and (dtype_name(dtype) == "auto" if on_cpu else computed != "float32")
-    bytes_of_quantised: dict[str, int] | None = None  # by name, as all ranks keep them
-    if isinstance(checkpoint, GgufCheckpoint) and is_plain:
-        shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
-        sources = checkpoint.find(shapes).sources
-        native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources, kind)
-        bytes_of_quantised = {name: checkpoint.packed_bytes(sources[name], kind) for name in native}
-        native_types = tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config)
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
-    quantised_dtype = None
-    if isinstance(checkpoint, QuantisedCheckpoint) and not packed:
-        quantised_dtype = dtype_of_quantised(computed, quantization, is_auto=is_plain and on_cpu)
-        if quantization is None:
-            natively = is_plain and merge is None
-            bytes_of_quantised, native_types = packed_bytes(
-                checkpoint, config, parts[0], quantised_dtype, num_ranks, device=kind, natively=natively
-            )
-    if bytes_of_quantised is not None:
-        all_bytes = sums_of_parts(parts, kept, bytes_of_quantised)
-        if on_cpu:
-            weight_bytes = all_bytes
-        else:  # a GPU has its part of what is saved
-            for i, (part, own_bytes) in enumerate(zip(parts, all_bytes, strict=True)):
-                weight_bytes[i] -= (sum(_core.param_bytes(part, kept).values()) - own_bytes) // num_ranks
-    steps: dict[str, Any] = {
-        "device": devices[0],
-        "num_ranks": num_ranks,
-        "num_threads": threads_per_stage(num_threads, len(parts)),
-        "num_tokens": (num_tokens := tokens_of_a_step(max_num_batched_tokens, max_num_seqs, pipeline_parallel_size)),
-        "num_rows": max_num_seqs,
-        "num_returned_rows": min(num_tokens, MAX_COLLECTED_ROWS) if spec.lm_head else num_tokens,
-        "num_adapters": len(adapters),
-        "most_rank": max((adapter.most_rank for adapter in adapters.values()), default=0),
-    }
-    workspace = [_core.workspace_bytes(part, **steps) for part in parts]
-    if on_cpu and not stage:  # processors change the logits of the first stage by way of two copies of these rows
+    formats = tuple(
+        format_on(
+            place,
+            own,
+            parts[0],
+            checkpoint,
+            config,
+            asked=dtype,
+            stored=stored,
+            quantization=quantization,
+            num_ranks=num_ranks,
+            is_merged=merge is not None,
+        )
+        for place, own in zip(places, specs, strict=True)
+    )
+    of_parts = formats if is_split else formats * len(parts)  # the format of each part
+    has_files = checkpoint is not None
+    weight_bytes = [
+        of.weight_bytes([part], config, num_ranks, has_files=has_files)[0]
+        for of, part in zip(of_parts, parts, strict=True)
+    ]
+    num_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, pipeline_parallel_size)
+    workspace = [
+        _core.workspace_bytes(
+            part,
+            device=of.device,
+            num_ranks=num_ranks,
+            num_threads=threads_per_stage(num_threads, 1 if is_split else len(parts)),
+            num_tokens=num_tokens,
+            num_rows=max_num_seqs,
+            num_returned_rows=min(num_tokens, MAX_COLLECTED_ROWS) if spec.lm_head else num_tokens,
+            num_adapters=len(adapters),
+            most_rank=max((adapter.most_rank for adapter in adapters.values()), default=0),
+        )
+        for of, part in zip(of_parts, parts, strict=True)
+    ]
+    if devices[0] == "cpu" and not stage:
+        # Processors change the logits by way of two copies of these rows, in memory of the host.
         workspace[0] += 2 * 4 * spec.vocab_size * max_num_seqs
+    # Where the parts of ranks are not equal, the last is the largest.
     ranks = [_core.local_spec(part, num_ranks - 1, num_ranks) for part in parts]
     stages = list(map(StagePart, parts, ranks, weight_bytes, workspace)) if len(parts) > 1 else []
-    auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
     draft_bytes = 0 if draft is None else draft.memory.kv_bytes_per_token
-    num_sharing = num_ranks if on_cpu else 1
-    log_rows = NUM_LOG_ROWS if spec.lm_head and len(parts) == 1 and stage is None else 0
+    num_sharing = num_ranks if on_cpu else 1  # on a CPU the ranks have parts of the same memory
+    steps_alone = is_split or (len(parts) == 1 and stage is None)  # one at a time, so that drafts can be verified
+    log_rows = NUM_LOG_ROWS if spec.lm_head and steps_alone else 0
+    planned = _core.local_spec(spec if stage is None else parts[0], num_ranks - 1, num_ranks)
     own_parts = [(planned, stages)] if on_cpu or not stages else [(of.rank, [of]) for of in stages]
     caches = [
-        CacheSizing(devices[0], computed, auto_dtype, part, num_sharing, num_tokens, of, draft_bytes, log_rows)
-        for part, of in own_parts
+        CacheSizing(
+            device=of.device,
+            computed=of.dtype,
+            auto_dtype=of.auto_cache_dtype,
+            spec=part,
+            num_sharing=num_sharing,
+            num_step_tokens=num_tokens,
+            parts=own_stages,
+            draft_bytes_per_token=draft_bytes if i == len(own_parts) - 1 else 0,
+            num_log_rows=log_rows,
+        )
+        for i, (of, (part, own_stages)) in enumerate(zip(of_parts, own_parts, strict=False))
     ]
     if len(caches) == 1:
         weight_bytes, workspace = [sum(weight_bytes)], [sum(workspace)]
     adapter_bytes = sum(adapter.packed_bytes(num_sharing) for adapter in adapters.values())
-    weight_bytes = [own + adapter_bytes for own in weight_bytes]
-    if isinstance(tower, TowerPlan):
+    weight_bytes = [own_bytes + adapter_bytes for own_bytes in weight_bytes]
+    if isinstance(tower, TowerPlan):  # with the first layers
         weight_bytes[0] += tower.weight_bytes
         workspace[0] += tower.workspace_bytes
-    if draft is not None:
-        weight_bytes[0] += draft.memory.weight_bytes
-        workspace[0] += draft.memory.workspace_bytes
+    if draft is not None:  # with the last ones
+        weight_bytes[-1] += draft.memory.weight_bytes
+        workspace[-1] += draft.memory.workspace_bytes
     per_share = len(devices) // len(caches)
     shares = tuple(
-        MemoryShare(devices[i * per_share : (i + 1) * per_share], *own)
-        for i, own in enumerate(zip(caches, weight_bytes, workspace, strict=True))
+        MemoryShare(devices[i * per_share : (i + 1) * per_share], *own_share)
+        for i, own_share in enumerate(zip(caches, weight_bytes, workspace, strict=True))
     )
     try:
         plan = divide_shares(
             shares,
             [
-                (min(map(free_memory, own.devices)) if given is None else given)
-                - own.weight_bytes
-                - own.workspace_bytes
-                for own in shares
+                (min(map(free_memory, share.devices)) if given is None else given[i])
+                - share.weight_bytes
+                - share.workspace_bytes
+                for i, share in enumerate(shares)
             ],
             max_position_embeddings=longest,
             max_model_len=max_model_len,
@@ -332,14 +439,15 @@ def plan_model(
             kv_cache_dtype=kv_cache_dtype,
         )
     except CacheFullError as error:
-        if quantization is not None or packed or (computed == "float32" and not on_cpu):
+        if quantization is not None or packed or is_split or (computed == "float32" and not on_cpu):
             raise
         widened: list[str] = []
+        native_types, become = formats[0].native_types, formats[0].quantised_dtype or computed
         if isinstance(checkpoint, (GgufCheckpoint, QuantisedCheckpoint)):
             widened = [name for name in checkpoint.types() if name not in (*FLOATS, *PLAIN_TYPES, *native_types)]
         if not widened and (native_types or len(parts) > 1 or sum(workspace) > sum(weight_bytes)):
             raise
-        why = f"{' and '.join(widened)} weights become {quantised_dtype or computed} here: " if widened else ""
+        why = f"{' and '.join(widened)} weights become {become} here: " if widened else ""
         raise CacheFullError(
             f"{error}; {why}pass quantization='int4', which rounds the model's weights to 4.5 bits"
         ) from None
@@ -350,14 +458,11 @@ def plan_model(
         config,
         devices,
         stored,
-        computed,
+        formats,
         quantization,
         shares,
         plan,
         packed is not None,
-        native_types,
-        quantised_dtype,
-        bytes_of_quantised or {},
         adapters,
         merge,
         checkpoint is not None and may_have_head,
@@ -533,9 +638,10 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
-        ``pipeline_parallel_size``, ``device_ids``, ``revision``, ``lora``, ``merge_lora``, ``speculation``, as for
-        `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a CPU, of all ranks
-        together) to plan for. The devices need not be present then.
+        ``pipeline_parallel_size``, ``device_ids``, ``gpu_layers``, ``revision``, ``lora``, ``merge_lora``,
+        ``speculation``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device
+        (on a CPU, of all ranks together) to plan for, with `gpu_layers` also of the host and of the GPU, such as
+        "64GiB,24GiB". The devices need not be present then.
 
     Raises
     ------
@@ -575,51 +681,42 @@ def plan_headers(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
 
 _SETTINGS = {
     item.name: item
-    for item in inspect.signature(plan_model).parameters.values()
+    for item in inspect.signature(_plan).parameters.values()
     if item.kind is item.KEYWORD_ONLY and item.name not in ("stage", "use_tqdm")
 }
 name_keywords(plan_memory, _SETTINGS.values())
 
 
-def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
-    """The dtype of the computation.
-
-    On a CPU, bfloat16 means rounding the inputs of linears, which is worth it only where matrix tiles (AMX) multiply
-    them (docs/measurements/benchmarks.md, "With AMX"). Elsewhere float32, with the stored weights widened, is exact and
-    no slower.
-    On a GPU the tensor cores take 16 bits, so float32 checkpoints are computed in bfloat16.
-    """
-    wanted = dtype_name(dtype)
-    if wanted == "auto":
-        if not on_cpu:
-            return "float16" if stored == "float16" else "bfloat16"
-        if stored == "bfloat16" and not _core.cpu_multiplies_bf16():
-            return "float32"
-        return stored if stored in DTYPES else "float32"
-    if wanted not in DTYPES:
-        raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(dtype)}")
-    return wanted
-
-
-def _auto_cache_dtype(dtype: str, stored: str, computed: str, on_cpu: bool) -> str:
-    """What K and V are kept in unless asked: the checkpoint's 16 bits, or the dtype that was asked for.
-
-    Attention reads every key and value for every token, so that 16 bits halve its memory and its time, whatever is
-    multiplied.
-    """
-    return stored if dtype == "auto" and on_cpu and stored in ("bfloat16", "float16") else computed
+def _devices_of_parts(
+    count: int, num_layers: int, device: str, device_ids: Sequence[int] | None, memory: Any
+) -> tuple[tuple[str, ...], list[int] | None]:
+    """The devices of a model with so many layers on a GPU, and what `memory` says is free of each; None: ask them."""
+    given = memory_of_devices(memory)
+    if count == 0:
+        return ("cpu",), None if given is None else given[:1]
+    gpu = gpu_of(device, device_ids, must_exist=given is None)
+    if gpu is None:
+        reason = backends()["cuda"]["reason"]
+        raise DeviceError(
+            f"gpu_layers={count}: there is no GPU here that can be used ({reason}); pass 0, or 'auto', or leave it out"
+        )
+    if count == num_layers:
+        return (gpu,), None if given is None else given[1:]
+    return ("cpu", gpu), given
 
 
 def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
     """Give an engine its KV cache. CacheFullError: there is no room for it."""
+    of_stages = [stage.kv_cache_dtype for stage in memory.stages]
     try:
         engine.reset_cache(
             memory.num_blocks,
             memory.block_size,
-            memory.kv_cache_dtype,
+            "" if len(set(of_stages)) > 1 else memory.kv_cache_dtype,
             memory.num_states,
             memory.num_window_blocks,
             memory.num_log_rows,
+            **({"stage_dtypes": of_stages} if len(set(of_stages)) > 1 else {}),
         )
     except DeviceError as error:
         raise CacheFullError(f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache") from error

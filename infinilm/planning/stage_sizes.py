@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from infinilm.errors import CacheFullError
 from infinilm.planning.block_plan import BlockPlan, least_of
 from infinilm.planning.cache_plan import CacheSizing, MemoryPlan, divide_memory
 from infinilm.scheduling.states import snapshot_interval
@@ -16,6 +17,8 @@ __all__ = ["MemoryShare", "divide_shares", "join_sizes", "sizes_of"]
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
     """What lies in one memory: all ranks and stages on a CPU, or the ranks of a stage, which have a GPU each.
+
+    Where the first layers of a model are on the CPU and the last ones on a GPU, each part has a share.
 
     Attributes
     ----------
@@ -36,7 +39,10 @@ class MemoryShare:
 def divide_shares(
     shares: Sequence[MemoryShare], free_bytes: Sequence[int], *, max_model_len: int | None, **settings: Any
 ) -> MemoryPlan:
-    """`divide_memory` of each share, and what all have room for, with the bytes of that with most weights.
+    """`divide_memory` of each share, and what all have room for.
+
+    The bytes are those of the share with most weights, which a GPU has for itself; of shares on unlike devices their
+    sums.
 
     Parameters
     ----------
@@ -47,10 +53,11 @@ def divide_shares(
     max_model_len, settings
         See `divide_memory`.
     """
+    is_split = len({share.cache.device == "cpu" for share in shares}) > 1
 
-    def divide(longest: int | None) -> list[MemoryPlan]:
-        return [
-            divide_memory(
+    def divide_one(share: MemoryShare, free: int, longest: int | None) -> MemoryPlan:
+        try:
+            return divide_memory(
                 weight_bytes=share.weight_bytes,
                 workspace_bytes=share.workspace_bytes,
                 cache=share.cache,
@@ -58,8 +65,14 @@ def divide_shares(
                 free_bytes=free,
                 **settings,
             )
-            for share, free in zip(shares, free_bytes, strict=True)
-        ]
+        except CacheFullError as error:
+            if not is_split:
+                raise
+            advice = "raise gpu_layers" if share.cache.device == "cpu" else "lower gpu_layers"
+            raise CacheFullError(f"{share.cache.device}: {error}; or {advice}") from error
+
+    def divide(longest: int | None) -> list[MemoryPlan]:
+        return [divide_one(share, free, longest) for share, free in zip(shares, free_bytes, strict=True)]
 
     plans = divide(max_model_len)
     if len(plans) == 1:
@@ -68,7 +81,23 @@ def divide_shares(
         plans = divide(min(plan.max_model_len for plan in plans))
     fullest = max(plans, key=lambda plan: plan.weight_bytes)
     joined = join_sizes(fullest, [sizes_of(plan) for plan in plans])
-    return replace(joined, stages=tuple(stage for plan in plans for stage in plan.stages))
+    stages = tuple(stage for plan in plans for stage in plan.stages)
+    if not is_split:
+        return replace(joined, stages=stages)
+    dtypes = dict.fromkeys(plan.kv_cache_dtype for plan in plans)
+    return replace(
+        joined,
+        **{name: sum(getattr(plan, name) for plan in plans) for name in _SUMS},
+        kv_cache_dtype=" and ".join(dtypes),
+        num_log_rows=max(plan.num_log_rows for plan in plans),
+        stages=stages,
+    )
+
+
+_SUMS = (
+    *("weight_bytes", "workspace_bytes", "kv_bytes_per_token", "kv_budget_bytes", "window_bytes_per_token"),
+    *("state_bytes", "log_bytes"),
+)
 
 
 def sizes_of(memory: MemoryPlan) -> dict[str, int]:

@@ -12,7 +12,7 @@ from infinilm.checks import as_integer
 from infinilm.errors import ConfigError
 from infinilm.planning.sizes import format_bytes
 
-__all__ = ["StageMemory", "StagePart", "check_ranks", "stage_specs", "threads_per_stage"]
+__all__ = ["StageMemory", "StagePart", "check_ranks", "split_specs", "stage_specs", "threads_per_stage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,10 @@ class StageMemory:
         Bytes of its weights, and the most that a step needs there.
     kv_bytes_per_token, state_bytes : int
         Bytes of a token in the cache of its layers, and of the state of a sequence.
+    kv_cache_dtype : str
+        What keys and values of its layers are kept in.
+    device : str
+        The kind of its devices: "cpu" or "cuda".
     """
 
     first_layer: int
@@ -35,12 +39,15 @@ class StageMemory:
     workspace_bytes: int
     kv_bytes_per_token: int
     state_bytes: int
+    kv_cache_dtype: str
+    device: str
 
     def __str__(self) -> str:
         state = f", {format_bytes(self.state_bytes)} of a state" if self.state_bytes else ""
         return (
-            f"layers {self.first_layer} to {self.end_layer - 1}: weights {format_bytes(self.weight_bytes)}, workspace "
-            f"{format_bytes(self.workspace_bytes)}, KV cache {format_bytes(self.kv_bytes_per_token)} per token{state}"
+            f"layers {self.first_layer} to {self.end_layer - 1} on {self.device}: weights "
+            f"{format_bytes(self.weight_bytes)}, workspace {format_bytes(self.workspace_bytes)}, KV cache "
+            f"{format_bytes(self.kv_bytes_per_token)} per token in {self.kv_cache_dtype}{state}"
         )
 
 
@@ -61,6 +68,8 @@ class StagePart:
             self.workspace_bytes,
             num_sharing * self.rank.kv_bytes_per_token(kv_cache_dtype, device=device),
             num_sharing * self.rank.state_bytes(),
+            kv_cache_dtype,
+            device.partition(":")[0],
         )
 
 
@@ -79,6 +88,12 @@ def stage_specs(
     layers = _layers_by_memory(spec, memory) if memory else []
     stages = range(num_stages) if only is None else [only]
     return [_core.stage_spec(spec, stage, num_stages, layers) for stage in stages]
+
+
+def split_specs(specs: Sequence[_core.ModelSpec], gpu_layers: int) -> list[_core.ModelSpec]:
+    """The first layers of a model as a CPU computes it, and the last ones, so many, as a GPU does; `specs`: of both."""
+    layers = [specs[0].num_layers - gpu_layers, gpu_layers]
+    return [_core.stage_spec(spec, stage, len(specs), layers) for stage, spec in enumerate(specs)]
 
 
 def _layers_by_memory(spec: _core.ModelSpec, memory: Sequence[int]) -> list[int]:

@@ -96,7 +96,8 @@ class DraftModelEngine:
             self._engine.load_dummy(plan.stored_dtype, seed)
         else:
             with open_checkpoint(plan.path) as checkpoint:
-                load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
+                for loading in plan.loading:
+                    load_weights(checkpoint, self._engine, progress=use_tqdm, **loading)
         self._engine.finish_loading()
 
     def drafters(self, memory: MemoryPlan, max_num_batched_tokens: int) -> DraftModel:

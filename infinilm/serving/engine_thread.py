@@ -90,6 +90,8 @@ class EngineThread:
         Stages of a pipeline; 1: there is no pipeline.
     exchange : PrefixExchange or None
         Keeps prefixes outside of the cache. Closed by `close`.
+    may_run_ahead : bool
+        Whether the engine can begin a step while the tokens of the one before are unknown.
 
     Attributes
     ----------
@@ -109,8 +111,11 @@ class EngineThread:
         queue: RequestQueue,
         num_stages: int = 1,
         exchange: PrefixExchange | None = None,
+        *,
+        may_run_ahead: bool = True,
     ) -> None:
         self._engine = engine
+        self._may_run_ahead = may_run_ahead
         self._exchange = exchange
         self._queue = queue
         self._num_stages = num_stages
@@ -453,6 +458,8 @@ class EngineThread:
             return False
         if self._num_stages > 1:
             return len(self._in_flight) < self._num_stages and not self._hooks.in_use
+        if not self._may_run_ahead:
+            return False
         if self._step_seconds >= _AHEAD_BELOW_SECONDS or step.samples_on_host or step.is_held or self._hooks.in_use:
             return False
         return step.drafts is None and not self.scheduler.needs_results

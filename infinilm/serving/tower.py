@@ -158,8 +158,8 @@ class TowerEngine:
     def open(
         cls, plan: TowerPlan, model: ModelPlan, num_threads: int, load_format: str, seed: int, use_tqdm: bool
     ) -> TowerEngine:
-        """Load the tower of a model, on its devices; see `LLM` for the other parameters."""
-        settings = (model.device, model.dtype, num_threads, seed)
+        """Load the tower of a model, on the device of its first layers; see `LLM` for the other parameters."""
+        settings = (model.device, model.formats[0].dtype, num_threads, seed)
         if load_format == "dummy":
             return cls(plan, None, *settings, use_tqdm=use_tqdm)
         with ProjectorCheckpoint(plan.projector) if plan.projector else open_checkpoint(model.path) as checkpoint:

@@ -339,6 +339,12 @@ std::vector<Device> parse_devices(const Devices& devices) {
     return out;
 }
 
+std::vector<DType> parse_dtypes(const std::vector<std::string>& names) {
+    std::vector<DType> out;
+    for (const std::string& name : names) out.push_back(dtype_from_string(name));
+    return out;
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -358,8 +364,10 @@ void bind_engine(nb::module_& m) {
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
                const std::string& nccl_library, bool graphs, int num_stages,
-               const std::optional<std::tuple<int, int, int>>& stage, const std::vector<int>& stage_layers) {
-                PipelineOptions pipeline{.num_stages = num_stages, .num_layers = stage_layers};
+               const std::optional<std::tuple<int, int, int>>& stage, const std::vector<int>& stage_layers,
+               const std::vector<std::string>& stage_dtypes) {
+                PipelineOptions pipeline{
+                    .num_stages = num_stages, .num_layers = stage_layers, .dtypes = parse_dtypes(stage_dtypes)};
                 if (stage) std::tie(pipeline.stage, pipeline.from_stage_before, pipeline.to_stage_behind) = *stage;
                 const ReleaseGil release;
                 new (self) Engine(spec, {.devices = parse_devices(devices),
@@ -371,12 +379,14 @@ void bind_engine(nb::module_& m) {
             },
             "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "nccl_library"_a = "", "graphs"_a = true,
             "num_stages"_a = 1, "stage"_a = nb::none(), "stage_layers"_a = std::vector<int>(),
+            "stage_dtypes"_a = std::vector<std::string>(),
             "devices: of each rank, stage by stage of those that are here, such as ['cuda:0', 'cuda:1'] or "
             "['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs "
             "launch decode steps of a shape that came before as one. num_stages: of a pipeline; stage: of several the "
             "one that is here, the socket from the stage before and that to the stage behind, of which copies are made "
             "and which the first and the last one have not; None: all are. stage_layers: of each stage; empty: equally "
-            "many.")
+            "many. stage_dtypes: what each stage computes in, where stages are on unlike devices, such as ['cpu', "
+            "'cuda:0']; then load_param names the stage.")
         .def_prop_ro("num_ranks", &InferEngine::ranks_per_stage, "Ranks of each stage.")
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
@@ -385,17 +395,18 @@ void bind_engine(nb::module_& m) {
             "Checkpoint names and shapes of the parameters the model needs.")
         .def(
             "load_param",
-            [](Engine& engine, const std::string& name, const Tensor& tensor, const std::string& type) {
-                return engine.load_param(name, tensor, blocks_from_string(type));
+            [](Engine& engine, const std::string& name, const Tensor& tensor, const std::string& type, int stage) {
+                return engine.load_param(name, tensor, blocks_from_string(type), stage);
             },
-            "name"_a, "tensor"_a, "type"_a = "", Release(),
+            "name"_a, "tensor"_a, "type"_a = "", "stage"_a = -1, Release(),
             "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last "
             "tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, "
-            "rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.")
+            "rows of blocks of a GGUF file; see gguf_type, gguf_dequantise. stage: with stage_dtypes, the one that "
+            "takes it.")
         .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
-        .def("own_params", &InferEngine::own_params,
-             "Names that load_param takes and that are needed here: of parameters, and of the packed tensors of "
-             "linears. Those of stages elsewhere count as loaded.")
+        .def("own_params", &InferEngine::own_params, "stage"_a = -1,
+             "Names that load_param takes and that are needed here, or by one stage: of parameters, and of the packed "
+             "tensors of linears. Those of stages elsewhere count as loaded.")
         .def(
             "take_packed",
             [](Engine& engine) {
@@ -420,13 +431,13 @@ void bind_engine(nb::module_& m) {
             "dtype"_a, "seed"_a = 0, Release(), "Random weights, for benchmarks.")
         .def(
             "update_params",
-            [](Engine& engine, const std::vector<std::pair<std::string, Tensor>>& tensors) {
+            [](Engine& engine, const std::vector<std::pair<std::string, Tensor>>& tensors, int stage) {
                 const ReleaseGil release;
-                engine.update_params(tensors);
+                engine.update_params(tensors, stage);
             },
-            "tensors"_a,
+            "tensors"_a, "stage"_a = -1,
             "Other values of parameters, as load_param takes them, behind the steps submitted before. The cache stays "
-            "as it is. WeightError: one does not fit; nothing has changed then.")
+            "as it is. stage: as for load_param. WeightError: one does not fit; nothing has changed then.")
         .def_prop_ro("weights_version", &InferEngine::weights_version, "How often parameters were loaded or changed.")
         .def("finish_loading", &InferEngine::finish_loading, Release(), "All parameters are there: the engine can run.")
         .def(
@@ -480,22 +491,24 @@ void bind_engine(nb::module_& m) {
         .def(
             "reset_cache",
             [](Engine& engine, int64_t num_blocks, int64_t block_size, const std::string& dtype, int64_t num_states,
-               int64_t num_window_blocks, int64_t num_log_rows) {
+               int64_t num_window_blocks, int64_t num_log_rows, const std::vector<std::string>& stage_dtypes) {
                 engine.reset_cache({.num_blocks = num_blocks,
                                     .block_size = block_size,
                                     .dtype = dtype.empty() ? engine.spec().dtype : dtype_from_string(dtype),
                                     .num_states = num_states,
                                     .num_window_blocks = num_window_blocks,
-                                    .num_log_rows = num_log_rows});
+                                    .num_log_rows = num_log_rows},
+                                   parse_dtypes(stage_dtypes));
             },
             "num_blocks"_a, "block_size"_a, "dtype"_a = "", "num_states"_a = 0, "num_window_blocks"_a = 0,
-            "num_log_rows"_a = 0, Release(),
+            "num_log_rows"_a = 0, "stage_dtypes"_a = std::vector<std::string>(), Release(),
             "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of "
             "sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they "
             "have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first "
             "the slots and blocks of all other layers, then theirs. num_log_rows: of each state, which keep what it "
             "reads "
-            "of drafts, so that those that were right can be replayed (num_replayed of a Batch).")
+            "of drafts, so that those that were right can be replayed (num_replayed of a Batch). stage_dtypes: in "
+            "place of dtype, of each stage.")
         .def("read_blocks", &InferEngine::read_blocks, "group"_a, "blocks"_a, Release(),
              "Blocks of a group of layers as bytes, after the steps submitted before: of each rank that is here "
              "[num_blocks, bytes_per_block] uint8. RequestError: there is no such block.")

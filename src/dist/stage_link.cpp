@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -13,10 +14,20 @@ namespace infinilm {
 
 namespace {
 
-constexpr uint32_t magic = 0x32504c49;  // "ILP2" in memory: another program, or another version of this, has others
+constexpr uint32_t magic = 0x33504c49;  // "ILP3" in memory: another program, or another version of this, has others
 
 std::span<std::byte> bytes_of(const TensorView& x) {
     return {static_cast<std::byte*>(x.data()), static_cast<size_t>(x.bytes())};
+}
+
+// Rounds each element of src to the dtype of dst. Both are contiguous, in memory of the host.
+void round_to(const TensorView& src, const TensorView& dst) {
+    visit_floating(src.dtype(), [&]<class S>(S) {
+        visit_floating(dst.dtype(), [&]<class D>(D) {
+            std::transform(src.as<const S>(), src.as<const S>() + src.numel(), dst.as<D>(),
+                           [](S value) { return from_float<D>(to_float(value)); });
+        });
+    });
 }
 
 }  // namespace
@@ -68,27 +79,41 @@ TensorView StageLink::on_host(const TensorView& x) {
     return TensorView(landing_.data(), x.dtype(), x.shape());
 }
 
-void StageLink::send_header(bool stopped, int64_t bytes) {
-    const Header header{.magic = magic, .stopped = stopped, .step = sent_++, .bytes = bytes};
+void StageLink::send_header(bool stopped, DType dtype, int64_t bytes) {
+    const Header header{
+        .magic = magic, .stopped = stopped, .dtype = static_cast<uint16_t>(dtype), .step = sent_++, .bytes = bytes};
     connections_->send(std::as_bytes(std::span(&header, 1)));
 }
 
-StageLink::Header StageLink::receive_header(int64_t bytes) {
+StageLink::Header StageLink::receive_header(int64_t num_elements) {
     Header header{};
     connections_->receive(std::as_writable_bytes(std::span(&header, 1)));
     const uint64_t step = received_++;
-    if (header.magic == magic && header.step == step && header.bytes == (header.stopped ? 0 : bytes)) return header;
-    throw Error(concat("stage ", connections_->stage(), " of the pipeline expected ", bytes, " bytes of step ", step,
-                       ", and got ", header.bytes, " of step ", header.step,
+    const auto dtype = static_cast<DType>(header.dtype);
+    const bool fits =
+        header.stopped ? header.bytes == 0 : is_floating(dtype) && header.bytes == num_elements * size_bytes(dtype);
+    if (header.magic == magic && header.step == step && fits) return header;
+    throw Error(concat("stage ", connections_->stage(), " of the pipeline expected ", num_elements, " numbers of step ",
+                       step, ", and got ", header.bytes, " bytes of ", name(dtype), " of step ", header.step,
                        "; all stages must be of one version, model and start"));
+}
+
+void StageLink::receive_values(DType sent, const TensorView& landed) {
+    if (sent == landed.dtype()) return connections_->receive(bytes_of(landed));
+    const int64_t bytes = landed.numel() * size_bytes(sent);
+    if (!unlike_ || unlike_.numel() < bytes) unlike_ = allocate_host(DType::uint8, {bytes});
+    const TensorView values(unlike_.data(), sent, landed.shape());
+    connections_->receive(bytes_of(values));
+    round_to(values, landed);
 }
 
 bool StageLink::receive(const TensorView& x) {
     int32_t stopped = 0;
     const TensorView flag(&stopped, DType::int32, {1}), landed = connections_ ? on_host(x) : TensorView();
     if (connections_) {
-        stopped = receive_header(x.bytes()).stopped != 0;
-        if (!stopped) connections_->receive(bytes_of(landed));
+        const Header header = receive_header(x.numel());
+        stopped = header.stopped != 0;
+        if (!stopped) receive_values(static_cast<DType>(header.dtype), landed);
         backend_.copy(flag, stopped_);
     }
     // On GPUs a rank waits here, and not in a kernel, for what may come late.
@@ -105,12 +130,12 @@ void StageLink::send(const TensorView& x) {
     if (!connections_) return;
     const TensorView landed = on_host(x);
     if (landed.data() != x.data()) backend_.copy(x, landed);
-    send_header(false, x.bytes());
+    send_header(false, x.dtype(), x.bytes());
     connections_->send(bytes_of(landed));
 }
 
 void StageLink::stop() {
-    if (connections_) send_header(true, 0);
+    if (connections_) send_header(true, DType::float32, 0);
 }
 
 namespace {

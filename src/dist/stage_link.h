@@ -8,6 +8,9 @@
 // between processes. The other ranks of a stage hear from its first one, through their communicator. Tensors are where
 // the backend of the rank is; those of a GPU are copied through memory of the host.
 //
+// Stages on unlike devices may compute in unlike dtypes. Each sends what it has, names its dtype, and the stage that
+// receives it rounds it to its own, once and to nearest even. So no stage needs to know of another's dtype.
+//
 // Failure: a connection that is closed, or data that do not fit, throw an Error that names the other stage. abort()
 // closes both connections, which the neighbours notice, and so all stages end.
 #pragma once
@@ -24,7 +27,10 @@ namespace infinilm {
 struct PipelineOptions {
     int num_stages = 1;
     std::vector<int> num_layers = {};  // of each stage; empty: see stage_spec
-    int stage = -1;                    // of several, the one that this process has; -1: it has all
+    // What each stage computes in, where stages are on unlike devices. Their weights are loaded one stage after the
+    // other then: see InferEngine::load_param. Empty: all compute in the dtype of the model.
+    std::vector<DType> dtypes = {};
+    int stage = -1;  // of several, the one that this process has; -1: it has all
     // Its sockets, of which copies are made; those that it has not do not count.
     int from_stage_before = -1, to_stage_behind = -1;
 
@@ -59,7 +65,8 @@ public:
     // connections: of the first rank of a stage; null for the others.
     StageLink(StageConnections* connections, Communicator& communicator, Backend& backend);
 
-    // Fills x, [num_tokens, hidden_size], for a new step: the output of the layers before. False: that stage stopped.
+    // Fills x, [num_tokens, hidden_size] of a floating dtype, for a new step: the output of the layers before. False:
+    // that stage stopped.
     bool receive(const TensorView& x);
     void send(const TensorView& x);
     void stop();
@@ -67,12 +74,14 @@ public:
 private:
     struct Header {
         uint32_t magic;
-        uint32_t stopped;  // instead of activations
+        uint16_t stopped;  // instead of activations
+        uint16_t dtype;    // of the activations
         uint64_t step;
         int64_t bytes;  // behind the header
     };
-    void send_header(bool stopped, int64_t bytes);
-    Header receive_header(int64_t bytes);
+    void send_header(bool stopped, DType dtype, int64_t bytes);
+    Header receive_header(int64_t num_elements);
+    void receive_values(DType sent, const TensorView& landed);
     TensorView on_host(const TensorView& x);  // itself, or memory of its size that stays until the next call
 
     StageConnections* connections_;
@@ -80,6 +89,7 @@ private:
     Backend& backend_;
     Tensor stopped_;                    // [1] int32 where the backend is: whether the stage before has stopped
     Tensor landing_;                    // [bytes] uint8 in memory of the host, where tensors are elsewhere
+    Tensor unlike_;                     // [bytes] uint8: what came in another dtype than that of this stage
     uint64_t sent_ = 0, received_ = 0;  // steps
 };
 

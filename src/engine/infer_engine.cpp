@@ -26,9 +26,17 @@ int count_ranks_per_stage(const EngineOptions& options) {
     return num_devices / num_stages;
 }
 
-// One rank's share of the engine's threads.
+bool is_on_cpu(const Device& device) { return device.kind == DeviceKind::cpu; }
+
+// How many ranks divide the CPU: all, but where a GPU has a stage beside one of the CPU.
+int count_cpu_ranks(const EngineOptions& options) {
+    const auto count = static_cast<int>(std::ranges::count_if(options.devices, is_on_cpu));
+    return count > 0 ? count : static_cast<int>(options.devices.size());
+}
+
+// One rank's share of the engine's threads. Ranks of a CPU come before those of a GPU.
 int threads_of_rank(const EngineOptions& options, int rank) {
-    const int size = static_cast<int>(options.devices.size());
+    const int size = count_cpu_ranks(options);
     if (size == 1 || options.num_threads < 0) return options.num_threads;  // a negative number is refused elsewhere
     const int total = options.num_threads > 0 ? options.num_threads : default_num_threads();
     return std::max(1, total * (rank + 1) / size - total * rank / size);
@@ -40,8 +48,8 @@ int threads_of_rank(const EngineOptions& options, int rank) {
 // (bench/tensor_parallel.py).
 std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
-    const int size = static_cast<int>(options.devices.size());
-    if (size == 1 || options.devices[0].kind != DeviceKind::cpu) return {};
+    const int size = count_cpu_ranks(options);
+    if (size == 1 || !is_on_cpu(options.devices[static_cast<size_t>(rank)])) return {};
     std::vector<int> cpus = cpus_of_rank(available_cpus(), rank, size);
     return cpus.size() >= few ? cpus : std::vector<int>();
 }
@@ -112,7 +120,14 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
                                      " in this version; use device 'cpu'"));
     claim_.emplace(options.devices);
     const PipelineOptions& pipeline = options.pipeline;
-    const auto spec_of = [&](int stage) { return stage_spec(spec, stage, pipeline.num_stages, pipeline.num_layers); };
+    if (!pipeline.dtypes.empty() && pipeline.dtypes.size() != static_cast<size_t>(pipeline.num_stages))
+        throw ConfigError(
+            concat("the dtypes of ", pipeline.num_stages, " stages must be as many, got ", pipeline.dtypes.size()));
+    const auto spec_of = [&](int stage) {
+        ModelSpec part = stage_spec(spec, stage, pipeline.num_stages, pipeline.num_layers);
+        if (!pipeline.dtypes.empty()) part.dtype = pipeline.dtypes[static_cast<size_t>(stage)];
+        return part;
+    };
     spec_of(pipeline.first_here());  // refuses before anything is made
     connections_ = connect_stages(pipeline);
     for (int stage = pipeline.first_here(); stage <= pipeline.last_here(); ++stage) {
@@ -142,7 +157,7 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
 
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     const int r = rank.rank_of_stage;
-    rank.backend = make_backend(spec_, options, rank.index);
+    rank.backend = make_backend(rank.params.spec(), options, rank.index);
     for (const CacheSpec& layer : spec_.caches())
         if (layer.has_rows()) rank.backend->check_head(layer.head_dim);
     rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
@@ -156,7 +171,7 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
     const Tensor first = rank.backend->allocate(rank.backend->activation_dtype(), std::array{int64_t{1}});
     rank.communicator->all_reduce(first);
     if (queue) queue->synchronize();
-    if (options.pipeline.stage >= 0) rank.params.skip_other_stages(*rank.backend);
+    if (options.pipeline.stage >= 0 || !options.pipeline.dtypes.empty()) rank.params.skip_other_stages(*rank.backend);
     // A graph has no place where the host waits for another stage.
     const bool has_graphs = options.graphs && !rank.stages;
     rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, has_graphs);
@@ -248,11 +263,11 @@ void InferEngine::on_ranks(const std::function<void(Rank&)>& task) {
 }
 
 template <class F>
-auto InferEngine::of_rank0(F f) {
+auto InferEngine::of_rank(const Rank& which, F f) {
     decltype(f(*ranks_[0])) result;
     on_ranks([&](Rank& rank) {
         auto own = f(rank);
-        if (rank.index == 0) result = std::move(own);
+        if (rank.index == which.index) result = std::move(own);
     });
     return result;
 }
@@ -289,11 +304,32 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
     }
 }
 
-std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks) {
-    if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor, num_threads_);
-    if (!blocks.type.empty()) check_range(*ranks_[0]->backend, name, tensor, blocks, num_threads_);
+const InferEngine::Rank& InferEngine::first_of(int stage) const {
+    if (stage < -1 || stage >= static_cast<int>(groups_.size()))
+        throw ConfigError(concat("stage ", stage, " is not one of the ", groups_.size(), " that are here"));
+    return *ranks_[static_cast<size_t>(std::max(stage, 0) * ranks_per_stage_)];
+}
+
+std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks,
+                                                 int stage) {
+    const Rank& first = first_of(stage);
+    if (const ParamRow* row = first.params.find(name)) check_finite(*row, tensor, num_threads_);
+    if (!blocks.type.empty()) check_range(*first.backend, name, tensor, blocks, num_threads_);
     ++weights_version_;
-    return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor, blocks); });
+    std::exception_ptr refused;  // by one stage, which the others do not wait for here
+    std::vector<std::string> names = of_rank(first, [&](Rank& rank) {
+        std::vector<std::string> own;
+        if (!is_of(rank, stage)) return own;
+        try {
+            own = rank.params.load(*rank.backend, name, tensor, blocks);
+        } catch (const Error&) {
+            if (stage < 0) throw;  // all ranks refuse alike
+            if (rank.index == first.index) refused = std::current_exception();
+        }
+        return own;
+    });
+    if (refused) std::rethrow_exception(refused);
+    return names;
 }
 
 std::vector<std::string> InferEngine::loaded_params() {
@@ -305,7 +341,8 @@ std::vector<std::string> InferEngine::loaded_params() {
     });
 }
 
-std::vector<std::string> InferEngine::own_params() const {
+std::vector<std::string> InferEngine::own_params(int stage) const {
+    if (stage >= 0) return first_of(stage).params.names_of_stage();
     std::vector<std::string> names;
     for (size_t rank = 0; rank < ranks_.size(); rank += static_cast<size_t>(ranks_per_stage_)) {
         const std::vector<std::string> of_stage = ranks_[rank]->params.names_of_stage();
@@ -320,12 +357,13 @@ std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
     return of_rank0([](Rank& rank) { return rank.params.take_packed(); });
 }
 
-void InferEngine::update_params(const Params::NamedTensors& tensors) {
+void InferEngine::update_params(const Params::NamedTensors& tensors, int stage) {
     for (const auto& [name, tensor] : tensors)
-        if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor, num_threads_);
+        if (const ParamRow* row = first_of(stage).params.find(name)) check_finite(*row, tensor, num_threads_);
     on_ranks([&](Rank& rank) { rank.params.check_update(tensors); });
     ++weights_version_;
     on_ranks([&](Rank& rank) {
+        if (!is_of(rank, stage)) return;
         rank.graphs->clear();  // which have the addresses of the old ones
         while_quiet(*rank.backend, [&] {
             rank.decoder = nullptr;
@@ -393,14 +431,19 @@ void InferEngine::remove_adapter(int32_t id) {
     on_ranks([&](Rank& rank) { while_quiet(*rank.backend, [&] { rank.adapters.erase(id); }); });  // frees memory
 }
 
-void InferEngine::reset_cache(const KvCacheSpec& cache) {
+void InferEngine::reset_cache(const KvCacheSpec& cache, const std::vector<DType>& dtypes) {
+    if (!dtypes.empty() && dtypes.size() != groups_.size())
+        throw ConfigError(
+            concat("the KV caches of ", groups_.size(), " stages have as many dtypes, got ", dtypes.size()));
     // Made by all before any lets go of its old one, which all keep if one has no room.
     std::vector<KvCache> made(ranks_.size());
     std::vector<std::exception_ptr> errors(ranks_.size());
     on_ranks([&](Rank& rank) {
         const auto r = static_cast<size_t>(rank.index);
+        KvCacheSpec own = cache;
+        if (!dtypes.empty()) own.dtype = dtypes[rank.stage_here];
         try {
-            if (cache != KvCacheSpec{}) made[r] = KvCache(*rank.backend, rank.params.spec(), cache);
+            if (cache != KvCacheSpec{}) made[r] = KvCache(*rank.backend, rank.params.spec(), own);
         } catch (...) {
             errors[r] = std::current_exception();
         }
@@ -541,13 +584,14 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     }
     if (rank.cache.spec() == KvCacheSpec{})
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-    if (rank.stages && batch.previous_rows)
+    const bool is_draft = static_cast<bool>(batch.hidden_rows);
+    if (is_draft && !rank.params.spec().is_last_stage()) return {};  // the head is in the last stage
+    if (rank.stages && batch.previous_rows && !is_draft)
         throw RequestError("forward: previous_rows: stages of a pipeline need the tokens themselves in input_ids");
     check_groups(batch, rank.cache.spec());
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
     step.num_hidden = num_hidden;
-    const bool is_draft = static_cast<bool>(step.hidden_rows);
     check_given(step, rank.params.spec());
     if (const auto& tower = rank.params.model().tower) tower->place(rank.backend->activation_dtype(), step);
     if (is_draft) check_draft(step, rank.params.spec());

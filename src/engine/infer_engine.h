@@ -57,15 +57,19 @@ public:
 
     // The full tensor, [out_features, in_features] or [features]; each rank takes its part. A linear is prepared with
     // its last tensor; returns the names of those that were, whose memory is not read again. blocks: see Params::load.
-    std::vector<std::string> load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks = {});
+    // stage: where stages are on unlike devices (PipelineOptions::dtypes), the one that takes it, in a form that is
+    // made for its device; else -1, for all that are here.
+    std::vector<std::string> load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks = {},
+                                        int stage = -1);
     std::vector<std::string> loaded_params();  // names
-    // Names that load_param takes and this engine needs; those of stages elsewhere count as loaded.
-    std::vector<std::string> own_params() const;
+    // Names that load_param takes and this engine needs, or one stage of it; those of stages elsewhere count as loaded.
+    std::vector<std::string> own_params(int stage = -1) const;
     // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. One rank.
     std::vector<std::pair<std::string, Tensor>> take_packed();
     // Other values of parameters, behind the steps submitted before: see Params::update. The cache stays as it is, and
-    // what is in it is of the old ones. WeightError: see Params::check_update; nothing has changed then.
-    void update_params(const Params::NamedTensors& tensors);
+    // what is in it is of the old ones. stage: as for load_param. WeightError: see Params::check_update; nothing has
+    // changed then.
+    void update_params(const Params::NamedTensors& tensors, int stage = -1);
     // How often parameters were loaded or changed; answers are a function of them.
     int64_t weights_version() const { return weights_version_; }
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
@@ -78,8 +82,9 @@ public:
     // WeightError: see Adapter, or an id that is taken.
     void add_adapter(int32_t id, const std::vector<LoraTensors>& tensors);
     void remove_adapter(int32_t id);  // after the steps submitted before; one that is not there is left alone
-    // A new cache, empty; none for a spec of zeros. When there is no room for it the old one stays as it was.
-    void reset_cache(const KvCacheSpec& cache);
+    // A new cache, empty; none for a spec of zeros. When there is no room for it the old one stays as it was. dtypes:
+    // of keys and values in each stage, where these differ; else empty.
+    void reset_cache(const KvCacheSpec& cache, const std::vector<DType>& dtypes = {});
     // Blocks of a group of layers, in the caches of all ranks that are here, as bytes: of each rank [num_blocks, bytes]
     // uint8; and back, behind the steps submitted before. RequestError: a block or bytes that do not fit.
     std::vector<Tensor> read_blocks(int group, const std::vector<int32_t>& blocks);
@@ -147,6 +152,11 @@ private:
     using Task = std::function<StepOutput(Rank&)>;
 
     void start(Rank& rank, const EngineOptions& options);
+    // The first rank of a stage that is here; -1: of all. ConfigError: there is no such stage.
+    const Rank& first_of(int stage) const;
+    static bool is_of(const Rank& rank, int stage) {
+        return stage < 0 || rank.stage_here == static_cast<size_t>(stage);
+    }
     void check_parts(size_t count) const;  // RequestError: not one for each rank
     void prepare(Rank& rank);
     void make_decoder(Rank& rank, Backend& backend);
@@ -174,7 +184,11 @@ private:
     void settle_oldest(Rank& rank);
     void on_ranks(const std::function<void(Rank&)>& task);  // the same without an output, and waits
     template <class F>
-    auto of_rank0(F f);  // f(rank) on every rank; returns what it is on rank 0
+    auto of_rank0(F f) {  // f(rank) on every rank; returns what it is on rank 0
+        return of_rank(*ranks_[0], f);
+    }
+    template <class F>
+    auto of_rank(const Rank& which, F f);
     // Runs f, in which ranks wait for each other: a rank that fails there stops them all.
     template <class F>
     auto together(F f) -> decltype(f());

@@ -164,14 +164,15 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     else
         model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
     const Tensor merged = model_.tower ? model_.tower->result(s) : Tensor();
+    const bool has_head = model_.mtp && spec_.is_last_stage();
     for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) {
-        if (model_.mtp) model_.mtp->read(s, model_.norm);
+        if (has_head) model_.mtp->read(s, model_.norm);
         run_layer(s);
         if (model_.tower) model_.tower->merge_level(s, merged);
         if (batch.given_table && s.layer + 1 < spec_.given_levels)
             add_given(s, s.layer + 1, &model_.stream, norm_behind(s.layer));
     }
-    if (model_.mtp) model_.mtp->read(s, model_.norm);
+    if (has_head) model_.mtp->read(s, model_.norm);
     if (model_.altup) model_.altup->join(s);
     s.layer = -1;
     if (!spec_.is_last_stage()) {

@@ -133,8 +133,8 @@ Model::Model(const ModelSpec& spec)
     if (spec.mtp) {
         mtp.emplace(spec, buffers);
         const ModelSpec around = spec.around(spec.num_layers);
-        for (int layer = spec.num_layers; layer < spec.own_layers_and_head().end; ++layer)
-            layers.push_back(make_layer(around, layer, buffers));
+        for (size_t i = 0; i < spec.mtp->layers.size(); ++i)  // those of other stages, too, so that all have one table
+            layers.push_back(make_layer(around, spec.num_layers + static_cast<int>(i), buffers));
     }
 }
 

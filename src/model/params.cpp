@@ -26,8 +26,8 @@ Tensor& Params::destination(const ParamRow& row) {
 
 bool Params::is_of_stage(const ParamRow& row) const {
     if (row.layer >= 0) return spec().own_layers_and_head().contains(row.layer);
-    const bool also_lm_head = spec().tie_word_embeddings && spec().is_last_stage();
-    if (row.linear && row.linear->weights == &model_.embed_tokens) return spec().is_first_stage() || also_lm_head;
+    const bool also_last = (spec().tie_word_embeddings || spec().mtp) && spec().is_last_stage();
+    if (row.linear && row.linear->weights == &model_.embed_tokens) return spec().is_first_stage() || also_last;
     return row.vector == &model_.embedding_norm ? spec().is_first_stage() : spec().is_last_stage();
 }
 

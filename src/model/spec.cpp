@@ -286,11 +286,6 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages, const st
                    " stages does not fit a model whose layers read the keys "
                    "and values of earlier ones, that adds other rows to its embedding, or that has several residual "
                    "streams; use one stage"));
-    if (num_stages > 1 && model.mtp)
-        throw ConfigError(
-            concat("a pipeline of ", num_stages,
-                   " stages does not fit a model with an MTP head, which reads the embedding of the "
-                   "first stage and the hidden states of the last; use one stage, or leave the head out"));
     const bool fits = std::ranges::all_of(num_layers, [](int count) { return count > 0; }) &&
                       std::accumulate(num_layers.begin(), num_layers.end(), int64_t{0}) == model.num_layers &&
                       num_layers.size() == static_cast<size_t>(num_stages);
@@ -303,6 +298,12 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages, const st
     };
     ModelSpec part = model;
     part.stage = {first(stage), first(stage + 1)};
+    // The head is in the last stage, with an embedding of its own.
+    const int begin_of_last = first(num_stages - 1);
+    if (model.mtp && !model.mtp->taps.empty() && model.mtp->taps.front() < begin_of_last)
+        throw ConfigError(concat("the head that drafts reads what layer ", model.mtp->taps.front(),
+                                 " begins with, and is with the last layers, from ", begin_of_last,
+                                 " on: put all of these layers there, use one stage, or leave the head out"));
     check_indexers(part);
     return part;
 }

@@ -72,6 +72,28 @@ TEST(a_stage_does_not_wait_for_the_next) {
     for (int step = 0; step < 3; ++step) CHECK(second.receive(x) && *x.as<float>() == static_cast<float>(step));
 }
 
+// Each stage has its own dtype: what it receives is rounded once, to nearest even, or widened.
+TEST(stages_of_unlike_dtypes) {
+    const auto connections = connect_stages({.num_stages = 3});
+    const auto group = make_in_process_group(1, 1);
+    const auto communicator = group->join(0, nullptr);
+    HostBackend backend;
+    FakeBackend gpu(0);
+    StageLink first(connections[0].get(), *communicator, backend), second(connections[1].get(), *communicator, gpu),
+        third(connections[2].get(), *communicator, backend);
+    for (const DType dtype : {DType::bfloat16, DType::float16}) {
+        const Tensor x = filled(backend, 3, 0), narrow = gpu.allocate(dtype, std::array{int64_t{3}}),
+                     wide = filled(backend, 3, 0);
+        const float unit = dtype == DType::bfloat16 ? 0x1p-7f : 0x1p-10f;  // between 1 and the next number
+        const float values[] = {1 + unit / 2, 1 + unit * 1.5f, -3.0f}, rounded[] = {1, 1 + 2 * unit, -3.0f};
+        std::copy_n(values, 3, x.as<float>());
+        first.send(x);
+        CHECK(second.receive(narrow));
+        second.send(narrow);
+        CHECK(third.receive(wide) && std::equal(rounded, rounded + 3, wide.as<float>()));
+    }
+}
+
 TEST(messages_that_are_not_due) {
     const auto group = make_in_process_group(1, 1);
     const auto communicator = group->join(0, nullptr);
@@ -82,7 +104,8 @@ TEST(messages_that_are_not_due) {
         StageLink first(connections[0].get(), *communicator, backend),
             second(connections[1].get(), *communicator, backend);
         first.send(filled(backend, 3, 1));  // of another model
-        CHECK(contains(error_of([&] { second.receive(x); }), "expected 16 bytes of step 0, and got 12 of step 0"));
+        CHECK(contains(error_of([&] { second.receive(x); }),
+                       "expected 4 numbers of step 0, and got 12 bytes of float32 of step 0"));
     }
     {
         const auto connections = connect_stages({.num_stages = 2});

@@ -63,6 +63,7 @@ NAMES = {
     "ranks_that_share_a_device": 1,
     "stages_compute_at_once": 1,
     "stages_hand_on": 60,
+    "stages_of_unlike_dtypes": 1,
     "the_kind_of_group": 1,
     "weight_bytes_while_loading": 1,
     "packed_memory": 1,

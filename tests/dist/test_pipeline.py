@@ -24,6 +24,7 @@ from infinilm import (
     EngineDeadError,
     HookRegistry,
     PagedKVCacheConfig,
+    WeightError,
     _core,
     plan_memory,
 )
@@ -204,6 +205,57 @@ def test_a_stage_reads_what_it_has_alone(name: str, folder: Path, tmp_path: Path
     assert layers == [set(range(half)), set(range(half, config.num_layers))]
 
 
+def test_stages_that_compute_in_unlike_dtypes(folder: Path) -> None:
+    """Each gets its weights and its cache in a form of its own."""
+    config = infinilm.AutoConfig.from_pretrained(folder)
+    spec = build_spec(config, dtype="bfloat16", max_model_len=64)
+    dtypes = ["float32", "bfloat16"]
+
+    def make(**settings: Any) -> _core.InferEngine:
+        return _core.InferEngine(spec, ["cpu"] * 2, num_threads=2, num_stages=2, **settings)
+
+    with pytest.raises(ConfigError, match="the dtypes of 2 stages must be as many, got 1"):
+        make(stage_dtypes=["float32"])
+    engine = make(stage_dtypes=dtypes)
+    whole, *of_stages = (set(engine.own_params(stage)) for stage in (-1, 0, 1))
+    assert of_stages[0] | of_stages[1] == whole and not of_stages[0] & of_stages[1]
+    with pytest.raises(ConfigError, match="stage 2 is not one of the 2 that are here"):
+        engine.own_params(2)
+    with open_checkpoint(folder) as checkpoint:
+        for stage, dtype in enumerate(dtypes):
+            load_weights(checkpoint, engine, dtype=dtype, config=config, stage=stage)
+    engine.finish_loading()
+    norm = _core.from_numpy(np.ones(config.hidden_size, np.float32))
+    for stage in (0, 1):  # the stage has it, or has no part of it
+        with pytest.raises(WeightError, match=r"'model\.norm\.weight' is already loaded"):
+            engine.load_param("model.norm.weight", norm, stage=stage)
+    with pytest.raises(ConfigError, match="the KV caches of 2 stages have as many dtypes, got 1"):
+        engine.reset_cache(4, 16, stage_dtypes=["float32"])
+    engine.reset_cache(4, 16, stage_dtypes=["bfloat16", "float32"])
+    layers = [3, 2]  # whose keys and values take 2 and 4 bytes
+    of_token = [block.shape[1] // layers[stage] for stage, block in enumerate(engine.read_blocks(0, [0]))]
+    assert of_token[1] == 2 * of_token[0]
+    ids = np.array(PROMPTS[0], np.int32)
+    positions = np.arange(len(ids), dtype=np.int32)
+    batch = _core.Batch(
+        input_ids=ids,
+        positions=positions,
+        slot_mapping=positions.astype(np.int64),
+        block_table=np.arange(4, dtype=np.int32)[None],
+        cu_seqlens_q=np.array([0, len(ids)], np.int32),
+        context_lens=np.array([len(ids)], np.int32),
+        logits_rows=positions,
+        return_logits=True,
+    )
+    logits = engine.forward(batch).logits
+    assert logits is not None
+    with open_llm(folder, dtype="float32") as llm:
+        want = llm.forward(PROMPTS[0])
+    error = np.linalg.norm(logits.numpy() - want) / np.linalg.norm(want)
+    assert 0 < error < 4 * 2.0**-8 * np.sqrt(10 * NUM_LAYERS)  # each value is rounded about ten times a layer
+    engine.close()
+
+
 def test_packed_weights_go_to_their_stage(folder: Path, tmp_path: Path) -> None:
     assert main(["pack", str(folder), str(tmp_path / "packed")]) == 0
     with open_llm(folder) as llm:
@@ -330,7 +382,7 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
     states = plan_memory(golden("qwen3-5-text"), pipeline_parallel_size=2)
     assert sum(s.state_bytes for s in states.stages) == states.state_bytes > 0
     assert main(["plan", str(folder), "--pipeline-parallel-size", "3"]) == 0
-    assert "stage 2, layers 4 to 4: weights" in capsys.readouterr().out
+    assert "stage 2, layers 4 to 4 on cpu: weights" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from infinilm.scheduling.layout import most_probable
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 24
 EXACT = MtpFormat()
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class Heads:
@@ -45,6 +46,7 @@ class Heads:
         with open_checkpoint(folder) as checkpoint:
             load_weights(checkpoint, self.engine, dtype="float32", config=self.config, progress=False)
         self.engine.finish_loading()
+        self.logits = np.zeros((0, 0), np.float32)  # of the last step
         self.num_states = 1 if any(layer.cache.states for layer in self.spec.layers) else 0
         self.engine.reset_cache(NUM_BLOCKS, BLOCK_SIZE, "float32", self.num_states)
         self.reference = ReferenceModel(self.config, dtype="float64", max_model_len=96, mtp=form)
@@ -251,9 +253,21 @@ def test_a_model_without_a_head(heads: Heads) -> None:
         ReferenceModel(heads.config).draft([1], np.zeros((1, heads.config.hidden_size)))
 
 
-def test_pipelines_have_no_head(heads: Heads) -> None:
-    with pytest.raises(ConfigError, match=r"a pipeline of 2 stages does not fit a model with an MTP head"):
-        _core.stage_spec(heads.spec, 0, 2)
+@pytest.mark.parametrize("name", ["qwen3-5-text", "deepseek-v3", "mimo"])
+def test_stages(name: str, tmp_path: Path) -> None:
+    """The head is in the last stage, which has an embedding for it: the same bits, of the model and of the head."""
+    one = Heads(tmp_path / "one", name)
+    two = Heads(tmp_path / "two", name, devices=["cpu", "cpu"], num_stages=2)
+    embedding = sum(_core.param_bytes(_core.stage_spec(two.spec, stage, 2), "float32")[EMBEDDING] for stage in (0, 1))
+    assert embedding == 2 * _core.param_bytes(one.spec, "float32")[EMBEDDING]
+    n = len(one.ids) - 1
+    for heads in (one, two):
+        heads.logits = heads.run(heads.ids[:-1], 0)
+    assert two.logits.tobytes() == one.logits.tobytes()
+    for heads in (one, two):
+        heads.logits = heads.run(heads.ids[1:], 0, np.arange(n))
+    assert two.logits.tobytes() == one.logits.tobytes()
+    assert two.draw(two.ids[1:3], [0, 1]) == one.draw(one.ids[1:3], [0, 1])
 
 
 @pytest.mark.parametrize("name", ["qwen3-5-full", "deepseek-v3", "glm4-moe"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.checkpoint.folder import FLOATS, Checkpoint
-from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native
+from infinilm.checkpoint.native import Linears, LoadParam, bytes_of_block, choose_native
 from infinilm.checkpoint.quantised.config import QuantisedLinears
 from infinilm.checkpoint.quantised.layouts import LAYOUTS
 from infinilm.checkpoint.quantised.scheme import Codes, Layout, Scheme, Shape, as_float32
@@ -249,7 +249,7 @@ class QuantisedCheckpoint(Checkpoint):
         codes, _, _ = self._codes(source)
         return codes.block_scales(block_type) is not None
 
-    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source, type_name: str) -> list[str]:
+    def load_blocks(self, load: LoadParam, name: str, source: Source, type_name: str) -> Sequence[str] | None:
         """Give an engine a weight's integers and scales; return the names of those that it does not read again.
 
         `type_name`: as `native_weights` gives it.
@@ -257,7 +257,7 @@ class QuantisedCheckpoint(Checkpoint):
         codes, begin, end = self._codes(source)
         blocks = source.choose(codes.blocks(type_name, begin, end))
         self.release(source.tensor, source.places)
-        return engine.load_param(name, _core.from_numpy(blocks), type_name)
+        return load(name, _core.from_numpy(blocks), type_name)
 
     # ---- what plan and info tell ----
 

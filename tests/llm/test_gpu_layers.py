@@ -1,0 +1,195 @@
+"""Which layers are on a GPU beside those on the CPU, planned from headers; nothing runs (`tests/cuda` runs it)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from goldens import golden
+from hypothesis import given, strategies as st
+
+import infinilm
+from infinilm import LLM, CacheFullError, ConfigError, DeviceError, PagedKVCacheConfig, plan_memory
+from infinilm.cli.main import main
+from infinilm.planning.gpu_layers import most_layers, usable_memory
+from llm import tiny
+
+NUM_LAYERS = 6
+SMALL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 64}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint(tmp_path_factory.mktemp("gpu-layers") / "tiny", num_hidden_layers=NUM_LAYERS)
+
+
+@pytest.mark.parametrize("count", range(1, NUM_LAYERS))
+def test_each_device_has_a_share_with_its_own_limit(folder: Path, count: int) -> None:
+    settings: dict[str, Any] = {**SMALL, "gpu_layers": count, "memory": "1GiB,64MiB"}
+    plan = plan_memory(folder, **settings)
+    first, last = plan.stages
+    assert (first.first_layer, first.end_layer, first.device) == (0, NUM_LAYERS - count, "cpu")
+    assert (last.first_layer, last.end_layer, last.device) == (NUM_LAYERS - count, NUM_LAYERS, "cuda")
+    for name in ("weight_bytes", "workspace_bytes", "kv_bytes_per_token"):
+        assert getattr(plan, name) == getattr(first, name) + getattr(last, name) > 0
+    alone = {device: plan_memory(folder, **SMALL, memory="1GiB", device=device) for device in ("cpu", "cuda")}
+    assert first.kv_bytes_per_token * NUM_LAYERS == alone["cpu"].kv_bytes_per_token * (NUM_LAYERS - count)
+    assert last.kv_bytes_per_token * NUM_LAYERS == alone["cuda"].kv_bytes_per_token * count
+    for memory, device in (
+        ("1GiB,64KiB", "cuda: .*; or lower gpu_layers"),
+        ("64KiB,1GiB", "cpu: .*; or raise gpu_layers"),
+    ):
+        with pytest.raises(CacheFullError, match=device):
+            plan_memory(folder, **{**settings, "memory": memory})
+
+
+def test_no_layers_and_all_are_those_of_one_device(folder: Path) -> None:
+    for count, device in ((0, "cpu"), (NUM_LAYERS, "cuda")):
+        plan = plan_memory(folder, **SMALL, gpu_layers=count, memory="1GiB,64MiB")
+        memory = "1GiB" if device == "cpu" else "64MiB"
+        assert plan == plan_memory(folder, **SMALL, device=device, memory=memory) and not plan.stages
+
+
+def test_auto_takes_as_many_layers_as_fit(folder: Path) -> None:
+    """Never more than fit with the cache that is asked for, and one more would not."""
+    settings: dict[str, Any] = {**SMALL, "kv_cache": PagedKVCacheConfig(num_blocks=64, block_size=16)}
+    needed = []
+    for count in range(1, NUM_LAYERS + 1):
+        plan = plan_memory(folder, **settings, gpu_layers=count, memory="1GiB")
+        last = plan.stages[-1] if plan.stages else plan
+        needed.append(last.weight_bytes + last.workspace_bytes + 64 * 16 * last.kv_bytes_per_token)
+    assert needed == sorted(needed)
+    for count, room in enumerate(needed, start=1):
+        enough = next(memory for memory in range(room * 16 // 15 - 2, 2 * room) if usable_memory(memory) == room)
+        for memory, expected in ((enough, count), (enough - 2, count - 1)):
+            plan = plan_memory(folder, **settings, gpu_layers="auto", memory=(1 << 30, memory))
+            on_gpu = [stage.end_layer - stage.first_layer for stage in plan.stages if stage.device == "cuda"]
+            all_on_gpu = plan_memory(folder, **settings, gpu_layers=NUM_LAYERS, memory="1GiB")
+            told = on_gpu[0] if on_gpu else NUM_LAYERS if plan == all_on_gpu else 0
+            assert told == expected, (count, memory)
+
+
+def test_auto_has_room_for_a_sequence(folder: Path) -> None:
+    """Of `max_model_len` tokens, which no cache of the layers that are chosen may lack."""
+    plans = [
+        plan_memory(folder, gpu_layers="auto", memory=("1GiB", f"{size}KiB"), max_num_seqs=1, max_num_batched_tokens=16)
+        for size in range(200, 4000, 400)
+    ]
+    assert all(plan.max_model_len == plans[0].max_model_len for plan in plans)
+
+
+@given(most=st.integers(0, 100), num_layers=st.integers(1, 100))
+def test_the_largest_number_that_fits(most: int, num_layers: int) -> None:
+    asked: list[int] = []
+    assert most_layers(lambda count: asked.append(count) or count <= most, num_layers) == min(most, num_layers)  # type: ignore[func-returns-value]
+    assert len(asked) <= num_layers.bit_length() and 0 not in asked
+
+
+def test_a_tied_embedding_is_in_both_parts() -> None:
+    tied = golden("llama-llama3-rope-tied")
+    config = infinilm.AutoConfig.from_pretrained(tied)
+    settings: dict[str, Any] = {"memory": "1GiB,1GiB", "max_model_len": 64, "max_num_seqs": 2}
+    one, two = (plan_memory(tied, gpu_layers=count, **settings) for count in (0, 1))
+    embedding = config.vocab_size * config.hidden_size
+    assert two.weight_bytes - one.weight_bytes == 2 * embedding  # bytes of 16 bits
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gpu_layers": -1}, "gpu_layers must be 0 to 6, the layers of the model, or 'auto', .*; got -1"),
+        ({"gpu_layers": 7}, "gpu_layers must be 0 to 6, .*; got 7"),
+        ({"gpu_layers": "all"}, "gpu_layers: expected 'auto' or a number of layers, got 'all'"),
+        ({"gpu_layers": 2.0}, "gpu_layers: expected 'auto' or a number of layers, got 2.0"),
+        ({"gpu_layers": True}, "gpu_layers: expected 'auto' or a number of layers, got True"),
+        (
+            {"gpu_layers": 2, "tensor_parallel_size": 2},
+            "gpu_layers=2 and tensor_parallel_size=2: .*; use one of the two",
+        ),
+        ({"gpu_layers": 2, "pipeline_parallel_size": 2}, "gpu_layers=2 and pipeline_parallel_size=2: "),
+        ({"gpu_layers": "auto", "pipeline_parallel_size": 2}, "gpu_layers='auto' and pipeline_parallel_size=2: "),
+        ({"gpu_layers": 2, "device": "cpu"}, "gpu_layers: device='cpu' names no GPU"),
+        ({"gpu_layers": "auto", "device": "cpu"}, "gpu_layers: device='cpu' names no GPU"),
+        ({"gpu_layers": 2, "device_ids": [0, 1]}, r"device_ids=\[0, 1\] has 2 devices"),
+        ({"gpu_layers": 2, "quantization": "fp8"}, "quantization='fp8' works on GPUs"),
+        ({"gpu_layers": 2, "quantization": "int8", "dtype": "float32"}, "compute in 16 bits"),
+        ({"gpu_layers": 2, "kv_cache_dtype": "fp8"}, "fp8"),
+        (
+            {"gpu_layers": 2, "memory": "1GiB,1GiB,1GiB"},
+            "memory: expected one size, or those of the host and of the GPU",
+        ),
+        ({"memory": "1GiB,1GiB"}, "memory: expected"),
+    ],
+)
+def test_bad_settings(folder: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_memory(folder, **{"memory": "1GiB", **settings})
+
+
+def test_models_that_cannot_be_divided() -> None:
+    with pytest.raises(ConfigError, match="does not fit a model whose layers read the keys and values of earlier ones"):
+        plan_memory(golden("gemma4-e2b"), gpu_layers=1, memory="1GiB")
+
+
+def test_stages_elsewhere(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="gpu_layers=2 and pipeline_parallel_size=2"):
+        LLM(folder, gpu_layers=2, stages=["127.0.0.1:1"], use_tqdm=False)
+
+
+def test_packed_weights_are_for_cpus(folder: Path, tmp_path: Path) -> None:
+    assert main(["pack", str(folder), str(tmp_path / "packed")]) == 0
+    with pytest.raises(ConfigError, match="the weights are packed for CPUs, and the device is cuda"):
+        plan_memory(tmp_path / "packed", gpu_layers=2, memory="1GiB")
+
+
+def test_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of layers is refused by name; "auto" is none of them."""
+
+    def none() -> None:
+        raise DeviceError("no NVIDIA driver")
+
+    monkeypatch.setattr("infinilm._core.cuda_devices", none)
+    for device in ("auto", "cuda"):
+        with pytest.raises(DeviceError, match=r"gpu_layers.*no NVIDIA driver"):
+            LLM(folder, gpu_layers=2, device=device, use_tqdm=False)
+    with LLM(folder, gpu_layers="auto", **SMALL, use_tqdm=False) as llm, LLM(folder, **SMALL, use_tqdm=False) as plain:
+        assert llm.devices == ("cpu",)
+        assert llm.forward([3, 4, 5]).tobytes() == plain.forward([3, 4, 5]).tobytes()
+    with LLM(folder, gpu_layers=0, **SMALL, use_tqdm=False) as llm:
+        assert llm.devices == ("cpu",)
+
+
+def test_names_of_other_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("n_gpu_layers", "num_gpu_layers"):
+        with pytest.raises(TypeError, match="gpu_layers"):
+            LLM(folder, **{name: 2})
+    for option in ("-ngl", "--n-gpu-layers"):
+        assert main(["serve", str(folder), option, "2"]) == 2
+        assert "--gpu-layers" in capsys.readouterr().err
+
+
+def test_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", str(folder), "--memory", "1GiB,1GiB", "--max-model-len", "64", "--gpu-layers"]
+    assert main([*plan, "2"]) == 0
+    told = capsys.readouterr().out
+    assert "; on cpu, computed in " in told and "; on cuda, computed in bfloat16" in told
+    assert "stage 0, layers 0 to 3 on cpu: weights" in told and "stage 1, layers 4 to 5 on cuda: weights" in told
+    assert main([*plan, "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [part["device"] for part in found["parts"]] == found["devices"] == ["cpu", "cuda"]
+    assert [stage["device"] for stage in found["stages"]] == ["cpu", "cuda"]
+    assert main([*plan, "auto"]) == 0
+    assert "on cuda" in capsys.readouterr().out
+    for arguments, message in (
+        (["generate", "the", "-m", str(folder), "--gpu-layers", "9"], "--gpu-layers must be 0 to 6"),
+        (["serve", str(folder), "--gpu-layers", "2", "--replicas", "2"], "leave --replicas out"),
+        (["serve", str(folder), "--gpu-layers", "2", "--model", f"b={folder}"], "leave more than one --model out"),
+        (["serve", str(folder), "--gpu-layers", "2", "--stages", "127.0.0.1:1", "--stage", "1"], "leave --stage out"),
+        (["bench", "-m", str(folder), "--gpu-layers", "2"], "--gpu-layers: bench measures against the limits of one"),
+    ):
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err, arguments
+    assert main(["generate", "the", "-m", str(folder), "--gpu-layers", "-1"]) == 2
+    assert "expected 'auto' or an integer >= 0" in capsys.readouterr().err
