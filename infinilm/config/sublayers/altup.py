@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def gate_deviations(config: AltUpConfig, is_sparse: bool) -> list[float | None]:
     `is_sparse`: the family is one that has sparse gates.
     """
     layers = config.num_hidden_layers
-    pattern = config.activation_sparsity_pattern
+    pattern: Any = config.activation_sparsity_pattern
     if pattern is None:
         sparse = _SPARSE_LAYERS if is_sparse and layers > _SPARSE_LAYERS else 0
         pattern = [_SPARSITY] * sparse + [0.0] * (layers - sparse)
