@@ -14,6 +14,7 @@ from infinilm.config.sublayers.indexer import IndexerConfig
 from infinilm.config.sublayers.latent import LatentConfig
 from infinilm.config.sublayers.layer_shapes import LayerShapeConfig
 from infinilm.config.sublayers.mamba import MambaConfig, MultiplierConfig
+from infinilm.config.sublayers.shared_block import SharedBlockConfig
 from infinilm.config.sublayers.short_conv import ShortConvConfig
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 
@@ -26,6 +27,7 @@ class ModelFields(
     LatentConfig,
     IndexerConfig,
     MultiplierConfig,
+    SharedBlockConfig,
     MambaConfig,
     ShortConvConfig,
     DeltaConfig,
@@ -94,6 +96,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
             DeltaConfig,
             ShortConvConfig,
             MambaConfig,
+            SharedBlockConfig,
             MultiplierConfig,
             LatentConfig,
             IndexerConfig,

@@ -244,6 +244,7 @@ void bind_spec(nb::module_& m) {
         .def_prop_ro("group_size", &MambaSpec::group_size, "All groups of B, or of C.");
     bind_fields<MlpSpec>(m, "MlpSpec", "down(activation(gate) * up), or down(activation(up)).");
     bind_fields<ExpertsSpec>(m, "ExpertsSpec", "Experts, of which each token goes to some.");
+    bind_fields<SharedBlockSpec>(m, "SharedBlockSpec", "A block of attention and an MLP that several layers share.");
     bind_fields<OwnVectorsSpec>(m, "OwnVectorsSpec", "Vectors that a token has for each layer.");
     bind_fields<EmbeddingSumSpec>(m, "EmbeddingSumSpec", "What is added to the embedding of a token.");
     bind_fields<PositionBiasSpec>(m, "PositionBiasSpec",

@@ -93,16 +93,21 @@ void Decoder::run_layer(const Step<Tap>& s) const {
         if (next && next->is_beside) begin(*next);
         std::visit(
             [&](const auto& body) {
-                const Branch branch{.post_norm = own.post_norm,
-                                    .next_norm = next ? next->norm_ahead() : after,
-                                    .branch_site = body.site,
-                                    .norm_site = own.post_norm_site,
-                                    .sum_site = own.sum_site,
-                                    .is_whole = requires { body.is_whole; },
-                                    .multiplier = own.multiplier,
-                                    .scale = next ? 1 : layer.scale};
-                stream.add(s, branch,
-                           [&](const TensorView& residual, const TensorView& out) { body.finish(s, residual, out); });
+                if constexpr (requires { body.adds_nothing; })
+                    return;
+                else {
+                    const Branch branch{.post_norm = own.post_norm,
+                                        .next_norm = next ? next->norm_ahead() : after,
+                                        .branch_site = body.site,
+                                        .norm_site = own.post_norm_site,
+                                        .sum_site = own.sum_site,
+                                        .is_whole = requires { body.is_whole; },
+                                        .multiplier = own.multiplier,
+                                        .scale = next ? 1 : layer.scale};
+                    stream.add(s, branch, [&](const TensorView& residual, const TensorView& out) {
+                        body.finish(s, residual, out);
+                    });
+                }
             },
             own.body);
     }
@@ -152,6 +157,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         ops::rms_norm(backend_,
                       {.x = s.x, .weight = model_.embedding_norm.prepared, .out = s.x, .eps = spec_.rms_norm_eps});
     if (spec_.is_first_stage()) s.tap_common(sites::embedding, s.x, s.x);
+    if (model_.joined) SharedBlockUse::keep_embedding(s, model_.joined);
     if (model_.own_vectors) model_.own_vectors->run(s);
     model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
     const Tensor merged = model_.tower ? model_.tower->result(s) : Tensor();

@@ -16,8 +16,8 @@ class Mlp {
 public:
     static constexpr Site site = sites::down_proj;  // of what it gives
 
-    // hooked: whether it has sites.
-    Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hooked = true);
+    // hooked: whether it has sites. is_shared: layers add to its first linear, which applies no activation then.
+    Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hooked = true, bool is_shared = false);
     // at: begins the names of its tensors. whole: of all ranks.
     void declare(ParamTable& table, const std::string& at, const MlpSpec& whole);
     void declare(ParamTable& table);  // that of a layer
@@ -30,11 +30,14 @@ public:
     template <class Tap>
     void finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const;
 
+    LinearWeights& gate_up_proj() { return gate_up_proj_; }
+
 private:
     int64_t hidden_size_, inner_size_;
     bool gated_, hooked_;
     Activation activation_;
-    bool clipped_;    // the outputs of linears, in front of the activation
+    bool clipped_;  // the outputs of linears, in front of the activation
+    bool is_shared_;
     bool joined_;     // the linear of gate and up applies the activation, but for hooks and adapters
     Buffer inner_;    // [num_tokens, intermediate_size]
     Buffer gate_up_;  // [num_tokens, 2 * intermediate_size], with a tap or where they are not joined
