@@ -48,13 +48,13 @@ REFUSED: tuple[Refused, ...] = (
         "gemma4assistant gemma4unifiedassistant",
     ),
     Refused(
-        "Mamba2ForCausalLM Zamba2ForCausalLM",
-        "models without attention; an attention that several layers share, of which each has adapters of its own",
+        "Mamba2ForCausalLM",
+        "models without attention",
         "BambaForCausalLM",
-        "mamba2 zamba zamba2 codestralmamba plamo2",
+        "mamba2 codestralmamba plamo2",
     ),
     Refused(
-        "JambaForCausalLM MambaForCausalLM FalconMambaForCausalLM",
+        "JambaForCausalLM MambaForCausalLM FalconMambaForCausalLM ZambaForCausalLM",
         "Mamba of the first kind, whose states have a decay of each element",
         "BambaForCausalLM",
     ),

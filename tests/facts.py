@@ -26,6 +26,7 @@ ROOMS: tuple[type, ...] = (
     _core.ShortConvSpec,
     _core.MambaSpec,
     _core.MlpSpec,
+    _core.SharedBlockSpec,
     _core.ExpertsSpec,
     _core.LaurelSpec,
     _core.OwnVectorsSpec,

@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 
 
 _OF_LAYER = re.compile(r"model\.(layers\.\d+\.)(.+?)(\.weight|\.bias|)")
-_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_EXPERT = re.compile(r"(?:(?<=\.experts\.)|(?<=\.adapters\.))\d+(?=\.)")
 
 # Tensors that transformers writes, but does not read, for layers that read the keys and values of others.
 _OF_OWN_KV = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")
@@ -225,7 +225,7 @@ class _Parameter(NamedTuple):
     layer: str  # such as "layers.3."; "": it is in none
     module: str
     kind: str  # ".weight", ".bias" or "", with which a vector is meant
-    expert: str  # its number; "": it is no expert's
+    expert: str  # its number, or that of a use of a shared block; "": it is of neither
     pattern: str  # the module with `{}` in place of this number
 
 
@@ -447,9 +447,10 @@ def _in_a_stack_of_mlx(files: _Files, parameter: _Parameter) -> _Found | None:
 
 def _joined(files: _Files, parameter: _Parameter) -> _Found | None:
     """Find a module among the rows of a tensor that has those of several, one behind the other."""
-    if parameter.module not in files.joined:
+    if parameter.pattern not in files.joined:
         return None
-    whole, all_parts = files.joined[parameter.module]
+    whole, all_parts = files.joined[parameter.pattern]
+    whole, all_parts = whole.format(parameter.expert), tuple(part.format(parameter.expert) for part in all_parts)
     alone = files.own_name(files.tensor(parameter, parameter.module), parameter.kind)
     if alone in files.stored and files.tensor(parameter, whole) + parameter.kind not in files.stored:
         return None  # a converter has parted them

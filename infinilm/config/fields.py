@@ -15,6 +15,7 @@ from infinilm.config.sublayers.indexer import IndexerConfig
 from infinilm.config.sublayers.latent import LatentConfig
 from infinilm.config.sublayers.layer_shapes import LayerShapeConfig
 from infinilm.config.sublayers.mamba import MambaConfig, MultiplierConfig
+from infinilm.config.sublayers.shared_block import SharedBlockConfig
 from infinilm.config.sublayers.short_conv import ShortConvConfig
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 
@@ -28,6 +29,7 @@ class ModelFields(
     LatentConfig,
     IndexerConfig,
     MultiplierConfig,
+    SharedBlockConfig,
     MambaConfig,
     ShortConvConfig,
     DeltaConfig,
@@ -96,6 +98,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
             DeltaConfig,
             ShortConvConfig,
             MambaConfig,
+            SharedBlockConfig,
             MultiplierConfig,
             LatentConfig,
             IndexerConfig,

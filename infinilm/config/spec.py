@@ -39,6 +39,7 @@ from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
 from infinilm.config.sublayers.position_bias import position_bias_spec
 from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
+from infinilm.config.sublayers.shared_block import HYBRID_LAYER, shared_block
 from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
 from infinilm.errors import ConfigError
@@ -227,6 +228,10 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     def layer_spec(layer: int, *, is_head: bool = False) -> LayerSpec:
         kind = config.layer_types[layer] if family.lone_sublayers and config.layer_types else None
         mixer, beside = (None, None) if kind in LONE_SUBLAYERS else make_mixers(layer, is_head)
+        if kind == HYBRID_LAYER:
+            own_mlp = layer_mlp(config.intermediate_size, bias=mlp_bias)
+            assert isinstance(beside, AttentionSpec)
+            return LayerSpec(mixer, block=shared_block(config, layer, beside, own_mlp))
         of_experts = has_experts[layer] and not (is_head and family.routing.dense_head)
         has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not of_experts
         return LayerSpec(
@@ -347,7 +352,8 @@ def _mixers(
 
     def mixers(layer: int, is_head: bool) -> tuple[Mixer | None, Mixer | None]:
         if state is not None and has_state[layer]:
-            return state, attention(layer) if family.attention_beside else None
+            own = config.layer_types and config.layer_types[layer] == HYBRID_LAYER
+            return state, attention(layer) if family.attention_beside or own else None
         if conv is not None and has_conv[layer]:
             return conv, None
         if latent is not None:

@@ -57,6 +57,11 @@ SITES: tuple[Site, ...] = (
     # In models with several residual streams: what is predicted of the one that sublayers read and add to.
     Site("altup_prediction", ("altup.prediction",), _HIDDEN),
     Site("input_layernorm", ("input_layernorm",), _HIDDEN),
+    # In layers that use a shared block: the norm of the residual stream and the embedding beside it, the norm before
+    # the block's MLP, and the residual stream with what the block adds to it for the mixer, whose norm is that above.
+    Site("block_norm", ("shared_block.input_layernorm",), "[num_tokens, 2 * hidden_size]"),
+    Site("block_mlp_norm", ("shared_block.post_attention_layernorm",), _HIDDEN),
+    Site("block_sum", ("block_sum",), _HIDDEN),
     # After the projection, with its bias.
     Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q),
     Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV),

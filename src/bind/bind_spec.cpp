@@ -246,6 +246,7 @@ void bind_spec(nb::module_& m) {
     bind_fields<ExpertsSpec>(m, "ExpertsSpec", "Experts, of which each token goes to some.");
     bind_fields<LaurelSpec>(m, "LaurelSpec", "A learned residual layer beside a mixer.");
     bind_fields<AltUpSpec>(m, "AltUpSpec", "Alternating updates of several residual streams.");
+    bind_fields<SharedBlockSpec>(m, "SharedBlockSpec", "A block of attention and an MLP that several layers share.");
     bind_fields<OwnVectorsSpec>(m, "OwnVectorsSpec", "Vectors that a token has for each layer.");
     bind_fields<EmbeddingSumSpec>(m, "EmbeddingSumSpec", "What is added to the embedding of a token.");
     bind_fields<PositionBiasSpec>(m, "PositionBiasSpec",

@@ -98,17 +98,22 @@ void Decoder::run_layer(const Step<Tap>& s) const {
         if (next && next->is_beside) begin(*next);
         std::visit(
             [&](const auto& body) {
-                const Branch branch{.post_norm = own.post_norm,
-                                    .next_norm = next ? next->norm_ahead() : after,
-                                    .branch_site = body.site,
-                                    .norm_site = own.post_norm_site,
-                                    .sum_site = own.sum_site,
-                                    .is_whole = requires { body.is_whole; },
-                                    .multiplier = own.multiplier,
-                                    .scale = next ? own.scale : own.scale * layer.scale,
-                                    .others = own.joins_others ? layer.altup->others(s) : TensorView()};
-                stream.add(s, branch,
-                           [&](const TensorView& residual, const TensorView& out) { body.finish(s, residual, out); });
+                if constexpr (requires { body.adds_nothing; })
+                    return;
+                else {
+                    const Branch branch{.post_norm = own.post_norm,
+                                        .next_norm = next ? next->norm_ahead() : after,
+                                        .branch_site = body.site,
+                                        .norm_site = own.post_norm_site,
+                                        .sum_site = own.sum_site,
+                                        .is_whole = requires { body.is_whole; },
+                                        .multiplier = own.multiplier,
+                                        .scale = next ? own.scale : own.scale * layer.scale,
+                                        .others = own.joins_others ? layer.altup->others(s) : TensorView()};
+                    stream.add(s, branch, [&](const TensorView& residual, const TensorView& out) {
+                        body.finish(s, residual, out);
+                    });
+                }
             },
             own.body);
     }
@@ -158,6 +163,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         ops::rms_norm(backend_,
                       {.x = s.x, .weight = model_.embedding_norm.prepared, .out = s.x, .eps = spec_.rms_norm_eps});
     if (spec_.is_first_stage()) s.tap_common(sites::embedding, s.x, s.x);
+    if (model_.joined) SharedBlockUse::keep_embedding(s, model_.joined);
     if (model_.own_vectors) model_.own_vectors->run(s);
     if (model_.altup)
         model_.altup->split(s);  // layers begin with a prediction, and then norm that

@@ -48,8 +48,19 @@ Body make_feed_forward(const ModelSpec& model, const LayerSpec& layer, BufferPla
     return MlpAndExperts(model, *layer.mlp, *layer.experts, plan);
 }
 
-// spec: as the layer sees it, see ModelSpec::around.
-Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
+// A layer's use of a block, which the first layer that uses it has made.
+SharedBlockUse make_block(const ModelSpec& spec, int layer, const std::vector<Layer>& before, BufferPlan& plan) {
+    const SharedBlockSpec& own = *spec.layer(layer).block;
+    std::shared_ptr<SharedBlock> block;
+    if (own.owner == layer)
+        block = std::make_shared<SharedBlock>(spec, own, plan);
+    else
+        block = std::get<SharedBlockUse>(before[static_cast<size_t>(own.owner)].sublayers.front().body).block();
+    return SharedBlockUse(spec, layer, std::move(block), plan);
+}
+
+// spec: as the layer sees it, see ModelSpec::around. before: the layers before it.
+Layer make_layer(const ModelSpec& spec, int layer, const std::vector<Layer>& before, BufferPlan& plan) {
     const auto pre_norm = [&](Site site) { return spec.pre_norms ? std::optional(site) : std::nullopt; };
     const bool reads_joined = spec.is_eagle3(layer), post_norms = spec.post_norms && !reads_joined;
     // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
@@ -59,10 +70,18 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
     const auto body = [&](const MixerSpec& mixer) {
         return std::visit([&](const auto& kind) { return make_mixer(spec, kind, plan); }, mixer);
     };
+    if (own.block)
+        out.sublayers.push_back({.body = make_block(spec, layer, before, plan),
+                                 .norm_site = std::nullopt,
+                                 .post_norm_site = sites::post_attention_layernorm,
+                                 .sum_site = sites::residual});
+    const Buffer given = reads_joined ? MtpHead::joined(spec, plan)
+                         : own.block  ? SharedBlockUse::mixer_input(spec, plan)
+                                      : Buffer();
     if (own.mixer)
         out.sublayers.push_back({.body = body(*own.mixer),
-                                 .norm_site = reads_joined ? std::nullopt : pre_norm(sites::input_layernorm),
-                                 .reads = reads_joined ? MtpHead::joined(spec, plan) : Buffer(),
+                                 .norm_site = given ? std::nullopt : pre_norm(sites::input_layernorm),
+                                 .reads = given,
                                  .post_norm_site = sites::post_attention_layernorm,
                                  .sum_site = sites::attention_residual,
                                  .has_post_norm = post_norms,
@@ -124,17 +143,18 @@ Model::Model(const ModelSpec& spec)
         clip_in = buffers.add({.name = "clip_in", .columns = most_in});
         clip_out = buffers.add({.name = "clip_out", .columns = most_out});
     }
+    if (spec.has_blocks()) joined = SharedBlockUse::joined(spec, buffers);
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
     if (spec.altup) altup.emplace(spec, buffers);
     if (spec.embedding_sum) embedding_sum.emplace(spec);
     if (spec.position_bias) position_bias.emplace(spec);
     if (spec.tower) tower.emplace(spec, buffers);
-    for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
+    for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, layers, buffers));
     if (spec.mtp) {
         mtp.emplace(spec, buffers);
         const ModelSpec around = spec.around(spec.num_layers);
         for (size_t i = 0; i < spec.mtp->layers.size(); ++i)  // those of other stages, too, so that all have one table
-            layers.push_back(make_layer(around, spec.num_layers + static_cast<int>(i), buffers));
+            layers.push_back(make_layer(around, spec.num_layers + static_cast<int>(i), layers, buffers));
     }
 }
 
@@ -234,7 +254,7 @@ std::vector<ModelSite> Model::sites() const {
                 },
                 own.body);
             if (own.has_post_norm) add(own.post_norm_site);
-            add(own.sum_site);
+            if (!std::holds_alternative<SharedBlockUse>(own.body)) add(own.sum_site);
         }
     }
     return out;

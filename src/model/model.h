@@ -19,6 +19,7 @@
 #include "model/sublayers/mamba.h"
 #include "model/sublayers/mlp.h"
 #include "model/sublayers/own_vectors.h"
+#include "model/sublayers/shared_block.h"
 #include "model/sublayers/short_conv.h"
 #include "model/tower.h"
 
@@ -26,7 +27,8 @@ namespace infinilm {
 
 // Each kind writes its weights into the table (declare), names its buffers (its constructor) and its linears (calls),
 // and computes what it adds to the residual stream: all up to its last linear (begin), then that (finish).
-using Body = std::variant<Attention, Latent, Delta, ShortConv, Mamba, Laurel, Mlp, Experts, MlpAndExperts, OwnVector>;
+using Body = std::variant<Attention, Latent, Delta, ShortConv, Mamba, Laurel, Mlp, Experts, MlpAndExperts, OwnVector,
+                          SharedBlockUse>;
 
 // A sublayer is a body between norms, which have the names of their sites.
 struct Sublayer {
@@ -91,6 +93,7 @@ public:
     Stream stream;
     Buffer last;                  // see LmHead
     Buffer clip_in, clip_out;     // see Step
+    Buffer joined;                // see SharedBlockUse, in models with such blocks
     std::vector<Buffer> cos_sin;  // of each rope: [num_tokens, rotary_dim] float32
     std::vector<Layer> layers;    // [num_layers], and those of the MTP head
     std::optional<MtpHead> mtp;

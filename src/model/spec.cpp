@@ -9,8 +9,7 @@
 namespace infinilm {
 
 CacheSpec LayerSpec::cache() const {
-    CacheSpec all;
-    all.kind = CacheKind::none;
+    CacheSpec all = block ? block->attention.cache() : CacheSpec{.kind = CacheKind::none, .states = {}};
     for (const auto* mixer : {&this->mixer, &mixer_beside}) {
         if (!*mixer) continue;
         CacheSpec own = std::visit([](const auto& spec) { return spec.cache(); }, **mixer);
@@ -22,7 +21,7 @@ CacheSpec LayerSpec::cache() const {
 }
 
 CostSpec LayerSpec::cost() const {
-    CostSpec sum;
+    CostSpec sum = block ? block->attention.cost() : CostSpec();
     for (const auto* mixer : {&this->mixer, &mixer_beside}) {
         if (!*mixer) continue;
         const CostSpec own = std::visit([](const auto& spec) { return spec.cost(); }, **mixer);
@@ -135,6 +134,26 @@ std::string fitting_sizes(const std::vector<Divided>& all) {
 
 }  // namespace
 
+// Layers that share a block have it under the name of the first of them.
+static void check_blocks(const ModelSpec& spec) {
+    int num_uses = 0;
+    for (int layer = 0; layer < spec.num_layers; ++layer) {
+        const auto& own = spec.layer(layer).block;
+        if (!own) continue;
+        require_spec(
+            own->owner >= 0 && own->owner <= layer && spec.layer(own->owner).block &&
+                spec.layer(own->owner).block->owner == own->owner && own->use == num_uses++,
+            "layer ", layer, " shares the block of layer ", own->owner, ", and is use ", own->use,
+            " of all; expected that layer or an earlier one which has its own, and uses in the order of layers");
+        const LayerSpec& layer_spec = spec.layer(layer);
+        require_spec(layer_spec.mixer && std::holds_alternative<MambaSpec>(*layer_spec.mixer) &&
+                         !layer_spec.mixer_beside && !layer_spec.mlp && !layer_spec.experts &&
+                         spec.norm == NormKind::rms && !spec.mtp,
+                     "a shared block is of layers of Mamba alone, in a model with RMSNorm and "
+                     "without an MTP head");
+    }
+}
+
 // Layers that read the keys which the layer before chose have such a layer before them, in their stage of a pipeline.
 static void check_indexers(const ModelSpec& spec) {
     const auto shares = [&](const LayerSpec& layer) {
@@ -224,6 +243,7 @@ void validate(const ModelSpec& spec) {
                      "an MTP head has no vectors or scalars of its own, which all layers of this model have");
     }
     const std::vector<CacheSpec> caches = spec.caches();
+    check_blocks(spec);
     check_indexers(spec);
     require_spec(std::ranges::all_of(caches, [&](const CacheSpec& own) { return own.top_k == caches[0].top_k; }),
                  "tokens choose as many keys in all layers, or in none");
@@ -259,6 +279,7 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     const auto divide = [shard](LayerSpec& layer) {
         for (auto* mixer : {&layer.mixer, &layer.mixer_beside})
             if (*mixer) std::visit([&](auto& own) { own = own.local(shard); }, **mixer);
+        if (layer.block) *layer.block = layer.block->local(shard);
         if (layer.mlp) *layer.mlp = layer.mlp->local(shard);
         if (layer.experts) *layer.experts = layer.experts->local(shard);
     };
@@ -278,14 +299,14 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages, const st
                                  " layers; a stage has at least one"));
     if (stage < 0 || stage >= num_stages) throw ConfigError(concat("stage ", stage, " is not one of ", num_stages));
     const bool reads_others =
-        model.own_vectors || model.altup || model.embedding_sum || model.tower ||
+        model.own_vectors || model.altup || model.embedding_sum || model.tower || model.has_blocks() ||
         std::ranges::any_of(model.caches(), [](const CacheSpec& cache) { return cache.owner >= 0; });
     if (num_stages > 1 && reads_others)
         throw ConfigError(
             concat("a pipeline of ", num_stages,
-                   " stages does not fit a model whose layers read the keys "
-                   "and values of earlier ones, that adds other rows to its embedding, or that has several residual "
-                   "streams; use one stage"));
+                   " stages does not fit a model whose layers read the keys and values of earlier ones, or share "
+                   "weights with them, that adds other rows to its embedding, or that has several residual streams; "
+                   "use one stage"));
     const bool fits = std::ranges::all_of(num_layers, [](int count) { return count > 0; }) &&
                       std::accumulate(num_layers.begin(), num_layers.end(), int64_t{0}) == model.num_layers &&
                       num_layers.size() == static_cast<size_t>(num_stages);

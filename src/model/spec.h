@@ -20,6 +20,7 @@
 #include "model/sublayers/mamba_spec.h"
 #include "model/sublayers/mlp_spec.h"
 #include "model/sublayers/own_vectors_spec.h"
+#include "model/sublayers/shared_block_spec.h"
 #include "model/sublayers/short_conv_spec.h"
 #include "model/tower_spec.h"
 
@@ -97,6 +98,7 @@ struct LayerSpec {
     std::optional<ExpertsSpec> experts;
     std::optional<MixerSpec> mixer_beside;  // reads the same norm as the mixer
     std::optional<LaurelSpec> laurel;       // the same
+    std::optional<SharedBlockSpec> block;   // runs first: the mixer reads the stream with what the block adds to it
 
     // Calls f(sublayer) for the specification of each.
     template <class F>
@@ -104,6 +106,7 @@ struct LayerSpec {
         for (const auto* own : {&mixer, &mixer_beside})
             if (*own) std::visit(f, **own);
         if (laurel) f(*laurel);
+        if (block) f(*block);
         if (mlp) f(*mlp);
         if (experts) f(*experts);
     }
@@ -124,6 +127,7 @@ struct LayerSpec {
         f("experts", &LayerSpec::experts, "In place of the MLP, or beside it.");
         f("mixer_beside", &LayerSpec::mixer_beside, "A mixer of another kind, which reads the same norm.");
         f("laurel", &LayerSpec::laurel, "A second way around the mixer, which reads the same norm.");
+        f("block", &LayerSpec::block, "A block that several layers share, whose result the mixer reads, too.");
     }
 };
 
@@ -254,6 +258,9 @@ struct ModelSpec {
     const LayerSpec& layer(int index) const {
         return index < num_layers ? layers[static_cast<size_t>(index)]
                                   : mtp->layers[static_cast<size_t>(index - num_layers)];
+    }
+    bool has_blocks() const {
+        return std::ranges::any_of(layers, [](const LayerSpec& layer) { return layer.block.has_value(); });
     }
     bool is_eagle3(int index) const { return index >= num_layers && mtp->is_eagle3(); }
     // Logits of a row: of the model, or of its MTP head. 0: it has no lm_head.

@@ -16,14 +16,26 @@ template <class Tap>
 void Step<Tap>::linear(const LinearWeights& weights, const TensorView& x, const TensorView& out,
                        const NormPrologue& norm, const TensorView& residual) const {
     if (!weights.clips.empty()) return clipped_linear(weights, whole({.x = x, .norm = norm}), out);
-    const Input in = Tap::active ? Input{.x = whole({.x = x, .norm = norm})} : Input{.x = x, .norm = norm};
+    const bool in_parts = Tap::active || !weights.beside.empty();
+    const Input in = in_parts ? Input{.x = whole({.x = x, .norm = norm})} : Input{.x = x, .norm = norm};
     ops::linear(backend, {.x = in.x,
                           .weight = *weights.prepared,
                           .norm = in.norm,
                           .residual = residual,
                           .out = out,
                           .gate_up_apart = weights.prepared->kind == LinearKind::act_mul});
+    add_low_rank(weights, in.x, out);
     add_lora(weights, in.x, out);
+}
+
+template <class Tap>
+void Step<Tap>::add_low_rank(const LinearWeights& weights, const TensorView& x, const TensorView& out) const {
+    for (const LowRank& own : weights.beside) {
+        if (own.layer != layer) continue;
+        const TensorView inner = view(own.inner), part = out.slice(1, own.begin, own.end);
+        linear(own.down, x, inner);
+        linear(own.up, inner, part, {}, part);
+    }
 }
 
 // Tensors that read within the same bounds, as q, k and v mostly do, are computed at once.

@@ -64,6 +64,8 @@ struct Step {
                 const TensorView& residual = {}) const;
     // The same of one that clips what it reads and what it gives: each of its tensors has bounds of its own.
     void clipped_linear(const LinearWeights& weights, const TensorView& x, const TensorView& out) const;
+    // Adds to `out`, the result for `x` of a linear that several layers share, what the layer that runs has beside it.
+    void add_low_rank(const LinearWeights& weights, const TensorView& x, const TensorView& out) const;
     // The same of each head: x [num_tokens, num_heads, in_features], out [num_tokens, num_heads, out_features].
     void head_linear(const LinearWeights& weights, const TensorView& x, const TensorView& out) const;
     // Adds to `out`, a linear's result for `x`, what the step's adapters give: [num_tokens, all its outputs].

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <functional>
+#include <list>
 #include <memory>
 #include <vector>
 
+#include "model/buffers.h"
 #include "ops/backend.h"
 
 namespace infinilm {
@@ -30,11 +32,22 @@ struct Clip {
     Bounds input{}, output{};  // once they are prepared
 };
 
+struct LowRank;
+
 // A linear, made of one checkpoint tensor or of several that are joined.
 struct LinearWeights {
     std::shared_ptr<PreparedLinear> prepared;  // absent until all of its tensors are loaded
     size_t first_row = 0, end_row = 0;         // of the table: its weights and biases, by which adapters know it
     std::vector<Clip> clips = {};              // of each tensor, where the model's linears clip; else none
+    std::list<LowRank> beside = {};            // what layers that share the linear add to it; their addresses stay
+};
+
+// What one of the layers that share a linear adds to some of its outputs: up(down(x)). See SharedBlock.
+struct LowRank {
+    int layer = -1;
+    int64_t begin = 0, end = 0;  // of a rank's outputs
+    Buffer inner;                // [num_tokens, rank]: what down gives
+    LinearWeights down, up;      // [rank, in_features], [end - begin, rank]
 };
 
 }  // namespace infinilm

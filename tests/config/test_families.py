@@ -266,6 +266,19 @@ def test_some_families_normalise_q_and_k():
         ),
         ("bamba", {"attn_layer_indices": [7]}, r"attn_layer_indices must be a list of numbers of layers; got \[7\]"),
         ("llama", {"mamba_d_state": 16}, "mamba_d_state is 16, but only .* this family has no Mamba layers"),
+        ("bamba", {"num_mem_blocks": 2}, "num_mem_blocks is 2, but only .* layers of this family share no weights"),
+        ("zamba2", {"num_mem_blocks": 0, "layers_block_type": ["hybrid"] * 3}, "num_mem_blocks must be"),
+        ("zamba2", {"adapter_rank": -1, "layers_block_type": ["hybrid"] * 3}, "adapter_rank must be"),
+        (
+            "zamba2",
+            {"use_shared_attention_adapter": 1, "layers_block_type": ["hybrid"] * 3},
+            "use_shared_attention_adapter must be True or False; got 1",
+        ),
+        ("zamba2", {"use_mem_rope": "no"}, "use_mem_rope must be True or False; got 'no'"),
+        ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings must be True in Zamba2ForCausalLM"),
+        ("zamba2", {"add_bias_linear": True}, "add_bias_linear must be False in Zamba2ForCausalLM"),
+        ("zamba2", {"rms_norm_eps": 1e-6}, "rms_norm_eps must be 1e-05 in Zamba2ForCausalLM"),
+        ("zamba2", {"layers_block_type": ["moe"] * 3}, "'moe' is not supported in Zamba2ForCausalLM"),
     ],
 )
 def test_what_the_math_of_a_family_does_not_cover_is_refused(model_type, values, message):
@@ -528,6 +541,7 @@ def layer_with(sliding_window):
         "experts": None,
         "mixer_beside": None,
         "laurel": None,
+        "block": None,
         "cache": {
             "kind": "paged",
             **heads,

@@ -135,6 +135,8 @@ GOLDEN = (
     "falcon-h1",
     "falcon-h1-norm",
     "bamba",
+    "zamba2",
+    "zamba2-one",
     # With heads, caches and MLPs that differ from layer to layer:
     "gemma4-e2b",
     "gemma4-a4b",

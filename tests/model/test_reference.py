@@ -88,6 +88,24 @@ def of_next_layer(field: str) -> Change:
     return change
 
 
+def of_blocks(rope: int | None = None, **fields: Any) -> Change:
+    """Change what layers say of the blocks that they share, or the rope of the attention in these."""
+
+    def change(layer: Any, _: int) -> None:
+        block = layer.block
+        if block is None:
+            return
+        for name, value in fields.items():
+            setattr(block, name, value)
+        if rope is not None:
+            attention = block.attention
+            attention.rope = rope
+            block.attention = attention
+        layer.block = block
+
+    return of_layers(change)
+
+
 def of_mlps(**fields: Any) -> Change:
     """Change the MLPs of all layers, and of experts."""
 
@@ -221,6 +239,9 @@ WRONG: dict[str, tuple[Change, tuple[str, ...]]] = {
         for part in ("gate", "x", "b", "c", "dt", "out")
     },
     "no multipliers of the MLP": (of_mlps(in_multiplier=1.0, out_multiplier=1.0), ("falcon-h1",)),
+    "nothing is added to a shared MLP": (of_blocks(adapter_rank=0), ("zamba2", "zamba2-one")),
+    "nothing is added to shared attention": (of_blocks(attention_adapters=False), ("zamba2",)),
+    "no rope in a shared block": (of_blocks(rope=-1), ("zamba2",)),
     "no norm behind experts": (of_experts(post_norm=False), ("ax-k1",)),
     "no norm of the embedding": (of_model(embedding_norm=False), ("bloom",)),
     "softmax scale 2 % off": (of_mixers(softmax_scale=lambda scale: scale * 1.02), tuple(GOLDENS)),

@@ -110,7 +110,8 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
     mixers = (attention, latent, delta, shared, conv, mamba)
     layers = [_core.LayerSpec(mixer, _core.MlpSpec(16)) for mixer in mixers]
     layers += [_core.LayerSpec(mixer=mamba, mixer_beside=attention), _core.LayerSpec(mlp=_core.MlpSpec(16))]
-    spec = _core.ModelSpec(layers=layers, num_layers=8)
+    layers += [_core.LayerSpec(mixer=mamba, block=_core.SharedBlockSpec(attention, _core.MlpSpec(16)))]
+    spec = _core.ModelSpec(layers=layers, num_layers=9)
 
     def kept(of: _core.ModelSpec) -> list[tuple[object, ...]]:
         caches = [layer.cache for layer in of.layers]
@@ -125,6 +126,7 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
         ("none", 0, 0, 0, 0, -1, [[3, 24 + 2 * 16], [6, 8, 4]]),
         ("paged", 8, 2, 16, 16, -1, [[3, 24 + 2 * 16], [6, 8, 4]]),
         ("none", 0, 0, 0, 0, -1, []),
+        ("paged", 8, 2, 16, 16, -1, [[3, 24 + 2 * 16], [6, 8, 4]]),
     ]
     assert kept(_core.local_spec(spec, 1, 2)) == [
         ("paged", 4, 1, 16, 16, -1, []),
@@ -135,12 +137,13 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
         ("none", 0, 0, 0, 0, -1, [[3, 12 + 2 * 8], [3, 8, 4]]),
         ("paged", 4, 1, 16, 16, -1, [[3, 12 + 2 * 8], [3, 8, 4]]),
         ("none", 0, 0, 0, 0, -1, []),
+        ("paged", 4, 1, 16, 16, -1, [[3, 12 + 2 * 8], [3, 8, 4]]),
     ]
-    of_mamba = [(0, 5 * 24 * 8), (8 * 32, 5 * 24 * 8), (0, 0)]
+    of_mamba = [(0, 5 * 24 * 8), (8 * 32, 5 * 24 * 8), (0, 0), (8 * 32, 5 * 24 * 8)]
     costs = [(layer.cost.of_pair, layer.cost.of_token) for layer in spec.layers]
     assert costs == [(8 * 32, 0), (8 * (32 + 24), 0), (0, 7 * 4 * 8 * 6), (8 * 32, 0), (0, 2 * 4 * 20), *of_mamba]
-    assert spec.state_bytes() == 4 * (3 * 56 + 4 * 8 * 6 + 2 * 20 + 2 * (3 * 56 + 6 * 8 * 4))
-    assert spec.kv_bytes_per_token("float16") == 2 * (2 * 2 * 2 * 16 + 32)
+    assert spec.state_bytes() == 4 * (3 * 56 + 4 * 8 * 6 + 2 * 20 + 3 * (3 * 56 + 6 * 8 * 4))
+    assert spec.kv_bytes_per_token("float16") == 2 * (3 * 2 * 2 * 16 + 32)
     with pytest.raises(
         ConfigError,
         match="8 attention heads, 2 key heads of linear attention, 20 channels of short convolutions, 6 heads of Mamba "
@@ -164,6 +167,8 @@ def test_experts_do_not_share_the_norm_of_attention() -> None:
 
 ATTENTION = _core.AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8)
 MLP = _core.MlpSpec(16)
+WIDE = _core.AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, inputs=2)
+MAMBA = _core.MambaSpec(2, 8, 1, 8, 4)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +196,22 @@ def test_what_contradicts_is_refused(fields: dict[str, object], message: str) ->
         (
             _core.LayerSpec(_core.MambaSpec(2, 8, 1, 8, 4, dt_min=2, dt_max=1), MLP),
             "dt_min .2.* must be at most dt_max",
+        ),
+        (_core.LayerSpec(MAMBA, block=_core.SharedBlockSpec(ATTENTION, MLP)), "a shared block reads rows of 2"),
+        (_core.LayerSpec(MAMBA, block=_core.SharedBlockSpec(WIDE, MLP, adapter_rank=-1)), "adapter_rank must be 0"),
+        (
+            _core.LayerSpec(MAMBA, block=_core.SharedBlockSpec(WIDE, MLP, attention_adapters=True)),
+            "adapter_rank must be 0 or positive, and positive with attention_adapters; got 0",
+        ),
+        (
+            _core.LayerSpec(MAMBA, block=_core.SharedBlockSpec(WIDE, MLP, owner=1)),
+            "layer 0 shares the block of layer 1",
+        ),
+        (_core.LayerSpec(MAMBA, block=_core.SharedBlockSpec(WIDE, MLP, use=1)), "layer 0 .* and is use 1 of all"),
+        (_core.LayerSpec(block=_core.SharedBlockSpec(WIDE, MLP)), "a layer needs a mixer, an MLP or experts"),
+        (
+            _core.LayerSpec(MAMBA, MLP, block=_core.SharedBlockSpec(WIDE, MLP)),
+            "a shared block is of layers of Mamba alone",
         ),
         (_core.LayerSpec(ATTENTION, _core.MlpSpec()), "intermediate_size must be positive, got 0"),
         (_core.LayerSpec(_core.AttentionSpec(), MLP), r"num_heads \(0\) must be a multiple of num_kv_heads \(0\)"),

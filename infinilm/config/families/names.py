@@ -87,6 +87,7 @@ __all__ = [
     "STARCODER2",
     "VAULT_GEMMA",
     "WRAPPED",
+    "ZAMBA2",
     "ByHead",
     "TensorNames",
 ]
@@ -116,7 +117,8 @@ class TensorNames:
         Other names of `embed_tokens`, `norm` and `lm_head`, which are in no layer.
     renamed : Mapping of str to str, or to several
         Other names of modules of a layer: the engine's name to that of the files. `{}` stands for the number of an
-        expert. Where there are several, the first that the files have counts.
+        expert, or of a layer's use of a shared block; in `joined`, too. Where there are several, the first that the
+        files have counts.
     joined : Mapping of str to tuple of str
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other: of those that
         the layer has.
@@ -481,6 +483,40 @@ FALCON_H1 = TensorNames(
 
 BAMBA = TensorNames(
     renamed={**_FEED_FORWARD, "post_attention_layernorm": "pre_ff_layernorm"}, outside={"norm": "final_layernorm"}
+)
+
+# Modules of a layer that also uses a shared block lie one level deeper, and what layers add to the linears of a block
+# is among those of the first layer that uses it, numbered by the layers that use any.
+_OF_BLOCK = "shared_transformer."
+ZAMBA2 = TensorNames(
+    outside={"norm": "final_layernorm"},
+    renamed={
+        **{
+            name: (name, f"mamba_decoder.{name}")
+            for name in (
+                "input_layernorm",
+                *(f"mamba.{own}" for own in ("in_proj", "conv1d", "A_log", "D", "dt_bias", "norm", "out_proj")),
+            )
+        },
+        "block_proj": "linear",
+        **{f"shared_block.self_attn.{part}_proj": f"{_OF_BLOCK}self_attn.{part}_proj" for part in "qkvo"},
+        "shared_block.input_layernorm": f"{_OF_BLOCK}input_layernorm",
+        "shared_block.post_attention_layernorm": f"{_OF_BLOCK}pre_ff_layernorm",
+        "shared_block.mlp.down_proj": f"{_OF_BLOCK}feed_forward.down_proj",
+        **{
+            f"shared_block.adapters.{{}}.{part}_{own}": f"{_OF_BLOCK}self_attn.linear_{part}_adapter_list.{{}}.{number}"
+            for part in "qkv"
+            for number, own in enumerate(("down", "up"))
+        },
+        "shared_block.adapters.{}.mlp_down": f"{_OF_BLOCK}feed_forward.gate_up_proj_adapter_list.{{}}.0",
+    },
+    joined={
+        f"{_OF_BLOCK}feed_forward.gate_up_proj": ("shared_block.mlp.gate_proj", "shared_block.mlp.up_proj"),
+        f"{_OF_BLOCK}feed_forward.gate_up_proj_adapter_list.{{}}.1": (
+            "shared_block.adapters.{}.mlp_gate",
+            "shared_block.adapters.{}.mlp_up",
+        ),
+    },
 )
 
 _NEMOTRON_H_MODULES: Mapping[str, tuple[str, ...]] = {

@@ -20,11 +20,13 @@ from infinilm.config.families.names import (
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_NEXT,
+    ZAMBA2,
 )
 from infinilm.config.sublayers.delta import DELTA_KEYS
 from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, EXPERT_KEYS, Routing
 from infinilm.config.sublayers.latent import LATENT_KEYS
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, MultiplierConfig
+from infinilm.config.sublayers.shared_block import SHARED_BLOCK_KEYS
 from infinilm.config.sublayers.short_conv import SHORT_CONV_KEYS
 from infinilm.config.sublayers.sizes import defaults_of
 
@@ -308,5 +310,46 @@ STATE_FAMILIES: tuple[Family, ...] = (
         names=BAMBA,
         keys=MAMBA_KEYS | {"partial_rotary_factor", "attn_layer_indices"},
         ignored_keys=_MAMBA_IGNORED | {"z_loss_coefficient", "layers_block_type", "attn_rotary_emb"},
+    ),
+    Family(
+        architecture="Zamba2ForCausalLM",
+        model_type="zamba2",
+        defaults={
+            "hidden_size": 2560,
+            "num_hidden_layers": 54,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 64,
+            "num_mem_blocks": 1,
+            "adapter_rank": 128,
+        },
+        qkv_bias=False,
+        out_bias=False,
+        lone_sublayers=True,
+        names=ZAMBA2,
+        keys=MAMBA_KEYS | SHARED_BLOCK_KEYS | {"no_rope_layers", "query_pre_attn_scalar"},
+        other_keys={
+            "layers_block_type": ("layer_types",),
+            "attention_head_dim": ("head_dim",),
+            "mamba_ngroups": ("mamba_n_groups",),
+            "n_mamba_heads": ("mamba_n_heads",),
+        },
+        # The norm of what Mamba gives has the last, whatever the others have.
+        fixed_keys={
+            "add_bias_linear": False,
+            "use_conv_bias": True,
+            "use_long_context": False,
+            "tie_word_embeddings": True,  # transformers shares no block, either, where it is false
+            "use_shared_mlp_adapter": True,
+            "rms_norm_eps": 1e-5,
+        },
+        # How weights and steps begin in training, sizes that follow from others, and how other engines compute.
+        ignored_keys=_MAMBA_IGNORED
+        | {"chunk_size", "time_step_floor", "time_step_max", "mamba_headdim", "use_mamba_kernels", "use_mem_eff_path"}
+        | {"attention_hidden_size", "kv_channels", "num_query_groups", "hybrid_layer_ids", "ft_use_shared_block"},
     ),
 )

@@ -12,6 +12,7 @@ from infinilm.config.json.keys import UNSUPPORTED
 from infinilm.config.spec import LONE_SUBLAYERS, rotary_dim
 from infinilm.config.sublayers.delta import STATE_LAYER
 from infinilm.config.sublayers.mamba import MAMBA_KEYS
+from infinilm.config.sublayers.shared_block import HYBRID_LAYER, SHARED_BLOCK_KEYS
 from infinilm.config.sublayers.short_conv import CONV_LAYER, SHORT_CONV_KEYS
 from infinilm.config.sublayers.windows import CHUNKED_LAYER
 from infinilm.errors import ConfigError
@@ -33,6 +34,8 @@ def check_layer_types(config: ModelFields, family: Family) -> None:
         kinds = ("full_attention", STATE_LAYER)
     if family.keys >= MAMBA_KEYS:
         kinds = ("full_attention", STATE_LAYER, *(LONE_SUBLAYERS if family.lone_sublayers else ()))
+    if family.keys >= SHARED_BLOCK_KEYS:
+        kinds = (STATE_LAYER, HYBRID_LAYER)
     if family.keys >= SHORT_CONV_KEYS:
         kinds = ("full_attention", CONV_LAYER)
     if config.layer_types is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from infinilm.config.sublayers.indexer import IndexerConfig
 from infinilm.config.sublayers.mamba import MambaConfig, MultiplierConfig
+from infinilm.config.sublayers.shared_block import SharedBlockConfig
 from infinilm.config.sublayers.sizes import defaults_of
 
 __all__ = ["INERT", "UNSUPPORTED"]
@@ -57,6 +58,10 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         **{
             key: ((None, default), "this family has no Mamba layers")
             for key, default in defaults_of(MambaConfig).items()
+        },
+        **{
+            key: ((None, default), "layers of this family share no weights")
+            for key, default in defaults_of(SharedBlockConfig).items()
         },
         **{key: ((None, default), _NO_SUCH) for key, default in defaults_of(MultiplierConfig).items()},
         "lm_head_multiplier": (_ONE, _NO_SUCH),

@@ -501,6 +501,8 @@ _KNOWN_KEYS = (
     | {"word_embed_proj_dim", "attn_config"}
     | {
         "rotary_dim",
+        "use_mem_rope",
+        "time_step_min",
         "linear_attn_config",
         "position_embedding_type",
         "hybrid_override_pattern",

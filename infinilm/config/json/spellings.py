@@ -12,6 +12,7 @@ from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import COMMON_DEFAULTS
 from infinilm.config.sublayers.delta import STATE_LAYER
+from infinilm.config.sublayers.shared_block import HYBRID_LAYER
 from infinilm.config.sublayers.short_conv import CONV_LAYER
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
@@ -425,6 +426,37 @@ def _layers_of_nemotron(values: dict[str, Any], family: Family) -> None:
         values["num_experts"] = 0
 
 
+def _sizes_of_zamba(values: dict[str, Any], family: Family) -> None:
+    """Bring Zamba 2's heads, of rows of twice hidden_size, its RoPE and its least step to keys of others.
+
+    Scores of attention are scaled as if a head were half as long. The layers that are not named are those of 2.7B.
+    """
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    _four_times_hidden(values, family)
+    layers = as_integer(
+        "num_hidden_layers",
+        values.get("num_hidden_layers") or values.get("num_layers") or defaults["num_hidden_layers"],
+    )
+    hidden, heads = (
+        as_integer(key, values.get(key) or defaults[key]) for key in ("hidden_size", "num_attention_heads")
+    )
+    if values.get("layer_types") is None:
+        state, hybrid = STATE_LAYER, HYBRID_LAYER
+        first = [state] + ([state] * 5 + [hybrid]) * 7
+        values["layer_types"] = [*first, *[state] * 4, hybrid, *[state] * 3, hybrid, *[state] * 2][:layers]
+    if not values.get("head_dim"):
+        values["head_dim"] = 2 * hidden // heads
+    if values.get("query_pre_attn_scalar") is None:
+        values["query_pre_attn_scalar"] = 2 * hidden // heads / 2
+    turns = values.pop("use_mem_rope", None)
+    if values.get("no_rope_layers") is None:
+        turns = False if turns is None else as_boolean("use_mem_rope", turns, error=ConfigError)
+        values["no_rope_layers"] = [int(turns)] * layers
+    least = values.pop("time_step_min", None)
+    if values.get("time_step_limit") is None:
+        values["time_step_limit"] = [0.001 if least is None else least, float("inf")]
+
+
 def _four_times_hidden(values: dict[str, Any], family: Family) -> None:
     """Set the size of MLPs such as GPT-2's, which is four times hidden_size where no key says another."""
     if values.get("intermediate_size") is None:
@@ -527,6 +559,7 @@ _KEYS_OF_FAMILIES = (
     ("hybrid_override_pattern", _layers_of_nemotron),
     ("attn_layer_indices", _layers_of_bamba),
     ("lm_head_multiplier", _multiplier_of_logits),
+    ("num_mem_blocks", _sizes_of_zamba),
 )
 
 

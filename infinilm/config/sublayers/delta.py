@@ -10,6 +10,7 @@ from typing import Literal
 
 from infinilm._core import DELTA_MOST_K_DIM, DELTA_MOST_TAPS, DeltaSpec
 from infinilm.checks import INT_LIMIT, as_integer
+from infinilm.config.sublayers.shared_block import HYBRID_LAYER
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 from infinilm.errors import ConfigError
 
@@ -46,7 +47,7 @@ def state_layers(config: DeltaConfig) -> tuple[bool, ...]:
     if interval is not None:
         as_integer("full_attention_interval", interval)
     if config.layer_types is not None:
-        return tuple(kind == STATE_LAYER for kind in config.layer_types)
+        return tuple(kind in (STATE_LAYER, HYBRID_LAYER) for kind in config.layer_types)
     return tuple(interval is not None and (layer + 1) % interval != 0 for layer in range(config.num_hidden_layers))
 
 

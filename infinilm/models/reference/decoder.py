@@ -17,6 +17,7 @@ from infinilm.models.reference.mamba import mamba
 from infinilm.models.reference.mlp import mlp
 from infinilm.models.reference.ops import Array, soft_cap
 from infinilm.models.reference.own_vectors import make_own_vectors, read_own_vectors
+from infinilm.models.reference.shared_block import mixer_input
 from infinilm.models.reference.short_conv import short_conv
 from infinilm.models.reference.step import Step
 from infinilm.models.reference.stream import add, begin
@@ -45,7 +46,7 @@ def forward(
     rows = list(given or {})
     if rows:
         embedded[rows] = levels[0]
-    x = s.emit("embedding", embedded)  # [num_tokens, hidden_size]
+    x = s.embedded = s.emit("embedding", embedded)  # [num_tokens, hidden_size]
     own = None  # [num_tokens, num_layers, size]
     if vectors:
         own = make_own_vectors(s, vectors, np.where(np.isin(np.arange(len(ids)), rows), vectors.pad_id, ids), x)
@@ -166,7 +167,9 @@ def run_layer(s: Step, x: Array) -> Array:
     own, h, stream = s.layers[s.layer], x, x
     mixers = [mixer for mixer in (own.mixer, own.mixer_beside) if mixer]
     ends = not own.mlp and not own.experts
-    if mixers:
+    if own.block:
+        h = mixer_input(s, own.block, x)
+    elif mixers:
         h, x = begin(s, x, "input_layernorm")
     if own.laurel:
         x = x + h

@@ -6,7 +6,7 @@ It knows no kind of sublayer. See `src/model/step.h`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,11 @@ class Step:
     tap: Tap | None
     layer: int = -1  # the one that runs; -1: none
     chosen: Sequence[Array] = ()  # the keys that tokens read which choose them, see `latent.choose_keys`
+    # Of layers that share a block: the embedding, [num_tokens, hidden_size]; where the modules of the block are; and
+    # its linears that the layer adds to, with the names of the two linears behind each other that make what is added.
+    embedded: Array = field(default_factory=lambda: np.empty((0, 0)))
+    room: str = ""
+    beside: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[slice]:
@@ -57,7 +62,7 @@ class Step:
 
     def name(self, module: str) -> str:
         """The name of a module of the layer that runs."""
-        return f"model.layers.{self.layer}.{module}"
+        return f"{self.room or f'model.layers.{self.layer}'}.{module}"
 
     def weight(self, name: str, kind: str = "weight") -> Array:
         """A parameter of the module `name`."""
@@ -74,6 +79,9 @@ class Step:
             x = np.clip(x, *(self.weight(f"{name}_clip", f"input_{bound}") for bound in ("min", "max")))
         y: Array = x @ self.weight(name).T
         y = y + self.weight(name, "bias") if bias else y
+        if name in self.beside:
+            down, up = self.beside[name]
+            y = y + x @ self.weight(down).T @ self.weight(up).T
         if clips:
             y = np.clip(y, *(self.weight(f"{name}_clip", f"output_{bound}") for bound in ("min", "max")))
         return y

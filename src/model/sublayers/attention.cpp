@@ -95,10 +95,12 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
 }
 
 void Attention::declare(ParamTable& table) {
-    const auto& model = table.layer_spec().mixer_of<AttentionSpec>();
+    declare(table, table.prefix() + "self_attn.", table.layer_spec().mixer_of<AttentionSpec>());
+}
+
+void Attention::declare(ParamTable& table, const std::string& at, const AttentionSpec& model) {
     const int64_t q_dim = model.q_dim(), kv_dim = model.kv_dim(), head_dim = model.head_dim;
     const int64_t value_dim = model.value_dim(), mixed_dim = model.mixed_dim();
-    const std::string at = table.prefix() + "self_attn.";
     const Cut q_rows = Cut::rows(equal_parts);
     std::vector<ParamTable::Part> parts{{at + "q_proj", q_dim, q_rows}};
     if (model.own_kv())
@@ -183,11 +185,12 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     if (!wide) params.q_norm = q_norm_.prepared, params.k_norm = k_norm_.prepared;  // else norm_all_heads does it
     params.v_norm = v_norm_.prepared;
     const bool in_parts = Tap::active || wide || behind_rope;
-    if (!in_parts && fuses_rope(heads) && qkv_proj_.clips.empty())
+    if (!in_parts && fuses_rope(heads) && qkv_proj_.clips.empty() && qkv_proj_.beside.empty())
         return ops::linear_rope_store_kv(
             s.backend, {.x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv}, params);
     s.linear(qkv_proj_, in.x, qkv, in.norm);
-    // RoPE of q alone, or beside values of another size, which no linear knows; or behind linears that clip.
+    // RoPE of q alone, or beside values of another size, which no linear knows; or behind linears that clip or are
+    // shared.
     if (!in_parts) return ops::qk_norm_rope_store_kv(s.backend, params);
 
     const auto tap_heads = [&](Site site, int first, int count) {

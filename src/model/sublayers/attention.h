@@ -16,7 +16,9 @@ public:
     static constexpr Site site = sites::o_proj;  // of what it gives
 
     Attention(const ModelSpec& model, const AttentionSpec& spec, BufferPlan& plan);
-    void declare(ParamTable& table);
+    // at: begins the names of its tensors. whole: of all ranks.
+    void declare(ParamTable& table, const std::string& at, const AttentionSpec& whole);
+    void declare(ParamTable& table);  // that of a layer
     std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
@@ -25,6 +27,8 @@ public:
     void begin(const Step<Tap>& s, Input in) const;
     template <class Tap>
     void finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const;
+
+    LinearWeights& qkv_proj() { return qkv_proj_; }
 
 private:
     template <class Tap>

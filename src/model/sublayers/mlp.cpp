@@ -42,7 +42,7 @@ MlpSpec MlpSpec::local(Shard shard) const {
     return own;
 }
 
-Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hooked)
+Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hooked, bool is_shared)
     : hidden_size_(model.hidden_size),
       inner_size_(spec.intermediate_size),
       gated_(spec.gated),
@@ -50,7 +50,8 @@ Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hoo
       activation_(spec.activation),
       gate_deviations_(spec.gate_deviations),
       clipped_(model.clipped_linears),
-      joined_(spec.gated && !is_apart(spec.activation) && !clipped_ && !gate_deviations_) {
+      is_shared_(is_shared),
+      joined_(spec.gated && !is_apart(spec.activation) && !clipped_ && !gate_deviations_ && !is_shared) {
     inner_ = plan.add({.name = "inner", .columns = inner_size_});
     // One buffer for all layers, in some of which only a part of the gate may be left.
     const bool any_apart = std::ranges::any_of(
@@ -101,7 +102,7 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
                         .out = inner,
                         .activation = activation_};
     if (!Tap::active && joined_) return ops::linear(s.backend, linear);
-    const bool is_plain = activation_ != Activation::xielu && !clipped_;
+    const bool is_plain = activation_ != Activation::xielu && !clipped_ && !is_shared_;
     if (!Tap::active && !gated_ && is_plain) return ops::linear_act(s.backend, linear);
 
     const Buffer& buffer = gated_ ? gate_up_ : inner_;

@@ -16,8 +16,8 @@ class Mlp {
 public:
     static constexpr Site site = sites::down_proj;  // of what it gives
 
-    // hooked: whether it has sites.
-    Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hooked = true);
+    // hooked: whether it has sites. is_shared: layers add to its first linear, which applies no activation then.
+    Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hooked = true, bool is_shared = false);
     // at: begins the names of its tensors. whole: of all ranks.
     void declare(ParamTable& table, const std::string& at, const MlpSpec& whole);
     void declare(ParamTable& table);  // that of a layer
@@ -30,6 +30,8 @@ public:
     template <class Tap>
     void finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const;
 
+    LinearWeights& gate_up_proj() { return gate_up_proj_; }
+
 private:
     template <class Tap>
     void sparsify(const Step<Tap>& s, const TensorView& gate) const;
@@ -40,10 +42,11 @@ private:
     std::optional<float> gate_deviations_;
     float share_ = 1;  // the part of the gate's columns that the rank has
     bool clipped_;     // the outputs of linears, in front of the activation
-    bool joined_;      // the linear of gate and up applies the activation, but for hooks and adapters
-    Buffer inner_;     // [num_tokens, intermediate_size]
-    Buffer gate_up_;   // [num_tokens, 2 * intermediate_size], with a tap or where they are not joined
-    Buffer moments_;   // [2 * num_tokens, 1] float32: mean and variance of the gate, where only a part of it is left
+    bool is_shared_;
+    bool joined_;     // the linear of gate and up applies the activation, but for hooks and adapters
+    Buffer inner_;    // [num_tokens, intermediate_size]
+    Buffer gate_up_;  // [num_tokens, 2 * intermediate_size], with a tap or where they are not joined
+    Buffer moments_;  // [2 * num_tokens, 1] float32: mean and variance of the gate, where only a part of it is left
 
     LinearWeights gate_up_proj_;               // gate, up, or up alone: each [intermediate_size, hidden_size]
     LinearWeights down_proj_;                  // [hidden_size, intermediate_size]
