@@ -50,7 +50,6 @@ WITHOUT_GOLDEN = {
         ),
         _OF_ENCODERS,
     ),
-    "AttentionSpec.inputs=set": "EAGLE-3 heads alone have it: tests/speculation/test_eagle3.py",
     **dict.fromkeys(
         ("ModelSpec.clipped_linears=True", "OwnVectorsSpec.pad_id=set"),
         "only Gemma 4 E2B and E4B with their tower have it: tests/golden_vision",

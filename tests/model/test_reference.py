@@ -63,12 +63,14 @@ def of_mixers(**fields: Any) -> Change:
     """Where a value is a function, what it makes of the old value."""
 
     def change(layer: Any, _: int) -> None:
-        for place in ("mixer", "mixer_beside"):
-            mixer = getattr(layer, place)
+        block = layer.block
+        for own, place in ((layer, "mixer"), (layer, "mixer_beside"), *([(block, "attention")] if block else ())):
+            mixer = getattr(own, place)
             for name, value in fields.items():
                 if hasattr(mixer, name):
                     setattr(mixer, name, value(getattr(mixer, name)) if callable(value) else value)
-            setattr(layer, place, mixer)
+            setattr(own, place, mixer)
+        layer.block = block
 
     return of_layers(change)
 

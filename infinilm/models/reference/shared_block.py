@@ -29,7 +29,8 @@ def mixer_input(s: Step, spec: SharedBlockSpec, x: Array) -> Array:
     def norm(site: str, rows: Array, name: str) -> Array:
         return s.emit(site, s.norm(rows, own.name(name)))
 
-    joined = norm("block_norm", np.concatenate([x, s.embedded], axis=-1), "input_layernorm")
+    both = [x, s.embedded][: spec.attention.inputs]
+    joined = norm("block_norm", np.concatenate(both, axis=-1), "input_layernorm")
     mixed = s.emit("o_proj", attention(own, spec.attention, joined))
     h = norm("block_mlp_norm", mixed, "post_attention_layernorm")
     out = s.emit("down_proj", mlp(own, spec.mlp, h))

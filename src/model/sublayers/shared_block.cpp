@@ -85,7 +85,7 @@ void SharedBlockUse::declare(ParamTable& table) {
     table.norm(mixer_norm_, own + "input_layernorm", hidden_size_);
 }
 
-// Ranks divide what is added as they divide what it is added to.
+// Ranks divide an added weight as they divide the tensor that it is added to.
 void SharedBlockUse::declare_adapter(ParamTable& table, LinearWeights& linear, const std::string& down, Range outputs,
                                      const std::vector<Added>& up) {
     linear.beside.push_back(
