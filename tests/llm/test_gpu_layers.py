@@ -72,7 +72,7 @@ def test_auto_takes_as_many_layers_as_fit(folder: Path) -> None:
 
 
 def test_auto_has_room_for_a_sequence(folder: Path) -> None:
-    """Of `max_model_len` tokens, which no cache of the layers that are chosen may lack."""
+    """The context of the model does not shrink for more layers on the GPU."""
     plans = [
         plan_memory(folder, gpu_layers="auto", memory=("1GiB", f"{size}KiB"), max_num_seqs=1, max_num_batched_tokens=16)
         for size in range(200, 4000, 400)
