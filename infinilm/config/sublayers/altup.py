@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class AltUpConfig(Sizes):
 ALTUP_KEYS = frozenset(defaults_of(AltUpConfig))
 """The keys of Gemma 3n."""
 
-MOST_STREAMS = 8  # src/args/stream_limits.h
+_MOST_STREAMS = 8  # src/args/stream_limits.h
 
 # Where a file of Gemma 3n says nothing: so many layers, of more than these, have sparse gates.
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
@@ -41,8 +42,8 @@ _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 def altup_spec(config: AltUpConfig) -> AltUpSpec | None:
     """Return the residual streams of a model that has several; None: it has one."""
     streams = as_integer("altup_num_inputs", config.altup_num_inputs)
-    if streams > MOST_STREAMS:
-        raise ConfigError(f"altup_num_inputs must be 2 to {MOST_STREAMS}, or 1 for one stream; got {streams}")
+    if streams > _MOST_STREAMS:
+        raise ConfigError(f"altup_num_inputs must be 2 to {_MOST_STREAMS}, or 1 for one stream; got {streams}")
     return AltUpSpec(streams) if streams > 1 else None
 
 
@@ -59,7 +60,7 @@ def gate_deviations(config: AltUpConfig, is_sparse: bool) -> list[float | None]:
     `is_sparse`: the family is one that has sparse gates.
     """
     layers = config.num_hidden_layers
-    pattern = config.activation_sparsity_pattern
+    pattern: Any = config.activation_sparsity_pattern
     if pattern is None:
         sparse = _SPARSE_LAYERS if is_sparse and layers > _SPARSE_LAYERS else 0
         pattern = [_SPARSITY] * sparse + [0.0] * (layers - sparse)
