@@ -49,7 +49,8 @@ def altup_spec(config: AltUpConfig, has_own_vectors: bool) -> AltUpSpec | None:
         raise ConfigError(f"altup_num_inputs must be 2 to {_MOST_STREAMS}, or 1 for one stream; got {streams}")
     if streams > 1 and not has_own_vectors:
         raise ConfigError(
-            f"altup_num_inputs is {streams} and hidden_size_per_layer_input 0; several streams need vectors of each layer"
+            f"altup_num_inputs is {streams} and hidden_size_per_layer_input 0; several streams need vectors of "
+            "each layer"
         )
     return AltUpSpec(streams) if streams > 1 else None
 
