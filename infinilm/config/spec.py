@@ -267,7 +267,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         lm_head_bias=family.lm_head_bias,
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
-        altup=altup_spec(config),
+        altup=altup_spec(config, vectors is not None),
         embedding_sum=_embedding_sum(family, config),
         embedding_norm=family.embedding_norm,
         ropes=ropes.tables,

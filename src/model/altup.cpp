@@ -1,6 +1,5 @@
 #include "model/altup.h"
 
-#include "args/stream_limits.h"
 #include "model/prepare_vectors.h"
 #include "ops/ops.h"
 

@@ -1,9 +1,9 @@
 // Alternating updates (AltUp): what they say of themselves. Their weights and math are in altup.h.
 #pragma once
 
-#include "model/sublayers/sublayer_spec.h"
-
 namespace infinilm {
+
+struct ModelSpec;
 
 // Beside the residual stream that sublayers read and add to, which is the active one, a token has others. A layer
 // predicts what it does to all of them, computes the active one, and corrects the others by what that has become.

@@ -16,6 +16,7 @@
 
 #include "args/delta_limits.h"
 #include "args/index_limits.h"
+#include "args/stream_limits.h"
 #include "core/activation.h"
 #include "core/range.h"
 #include "core/scoring.h"

@@ -10,7 +10,6 @@
 #include <tuple>
 
 #include "args/state.h"
-#include "args/stream_limits.h"
 #include "core/check.h"
 #include "ops/values.h"
 

@@ -733,7 +733,10 @@ def test_build_spec_of_several_streams():
         ({"activation_sparsity_pattern": [0.5, 1.0, 0.0]}, "from 0 to below 1 for each of 3 layers"),
         ({"activation_sparsity_pattern": "most"}, "activation_sparsity_pattern must be null, or a number"),
         ({"intermediate_size": [8, 8, 16]}, "intermediate_size must be the same in all layers of Gemma3nForCausalLM"),
-        ({"hidden_size_per_layer_input": 0}, "alternating updates are of models with .* vectors of each layer"),
+        (
+            {"hidden_size_per_layer_input": 0},
+            "altup_num_inputs is 4 and hidden_size_per_layer_input 0; several streams need vectors",
+        ),
     ],
 )
 def test_bad_values_of_several_streams(values, message):

@@ -15,4 +15,4 @@ def test_the_page_is_up_to_date() -> None:
     spec.loader.exec_module(tool)
     text = tool.PAGE.read_text(encoding="utf-8")
     assert text == tool.page(text), "python tools/refused_page.py"
-    assert tool.page(text.replace("- `Gemma3n", "- `Gemma9")) == text
+    assert tool.page(text.replace("- `Gemma4Assistant", "- `Gemma9Assistant")) == text

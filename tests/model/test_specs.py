@@ -40,8 +40,8 @@ def test_fields_that_cannot_be() -> None:
         _core.MlpSpec(bias="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="MlpSpec: intermediate_size is given twice"):
         _core.MlpSpec(3, intermediate_size=2)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="MlpSpec: expected up to 7 fields, got 8"):
-        _core.MlpSpec(1, True, True, True, "silu", 1, 1, 4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="MlpSpec: expected up to 8 fields, got 9"):
+        _core.MlpSpec(1, True, True, True, "silu", None, 1, 1, 4)  # type: ignore[call-arg]
     with pytest.raises(
         TypeError,
         match=r"mixer: expected AttentionSpec \| LatentSpec \| DeltaSpec \| ShortConvSpec \| MambaSpec \| None, got 3",

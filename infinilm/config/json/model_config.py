@@ -140,7 +140,7 @@ class ModelConfig(ModelFields):
     altup_num_inputs, laurel_rank, activation_sparsity_pattern
         1, 0, None: residual streams of a token, that of the sublayers among them; elements between the linears of the
         second way around attention (0: there is none); and of each layer, which part of the gate of its MLP does not
-        count, the smallest elements (None: 0.95 in the first ten of more than ten layers). Of Gemma 3n.
+        count, the smallest elements (None: 0.95 in the first ten of more than ten layers); in Gemma 3n.
     kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope_interleave
         0, None, 0, 0, 0, True: of latent attention (MLA), the sizes of the latents that keys and values, and queries
         (None: of none), are made of; of a head, what RoPE does not turn and what it does, which is head_dim, and the

@@ -33,17 +33,25 @@ class AltUpConfig(Sizes):
 ALTUP_KEYS = frozenset(defaults_of(AltUpConfig))
 """The keys of Gemma 3n."""
 
-MOST_STREAMS = 8  # src/args/stream_limits.h
+_MOST_STREAMS = 8  # src/args/stream_limits.h
 
 # Where a file of Gemma 3n says nothing: so many layers, of more than these, have sparse gates.
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
 
-def altup_spec(config: AltUpConfig) -> AltUpSpec | None:
-    """Return the residual streams of a model that has several; None: it has one."""
+def altup_spec(config: AltUpConfig, has_own_vectors: bool) -> AltUpSpec | None:
+    """Return the residual streams of a model that has several; None: it has one.
+
+    `has_own_vectors`: tokens have vectors for each layer, which join the streams that no sublayer adds to.
+    """
     streams = as_integer("altup_num_inputs", config.altup_num_inputs)
-    if streams > MOST_STREAMS:
-        raise ConfigError(f"altup_num_inputs must be 2 to {MOST_STREAMS}, or 1 for one stream; got {streams}")
+    if streams > _MOST_STREAMS:
+        raise ConfigError(f"altup_num_inputs must be 2 to {_MOST_STREAMS}, or 1 for one stream; got {streams}")
+    if streams > 1 and not has_own_vectors:
+        raise ConfigError(
+            f"altup_num_inputs is {streams} and hidden_size_per_layer_input 0; several streams need vectors of "
+            "each layer"
+        )
     return AltUpSpec(streams) if streams > 1 else None
 
 

@@ -14,7 +14,7 @@ struct MlpSpec {
     bool down_bias = false;  // of down alone
     bool gated = true;       // down(activation(gate) * up); else down(activation(up))
     Activation activation = Activation::silu;
-    // Of the gate only what lies this many standard deviations above the mean of its row is left; absent: all.
+    // Only what lies this many standard deviations above the mean of its row is left of the gate; absent: all of it.
     std::optional<float> gate_deviations = {};
     float in_multiplier = 1, out_multiplier = 1;  // of the norm that it reads, and of what it adds
 
