@@ -910,6 +910,54 @@ class AltUpSpec:
 
     def __repr__(self) -> str: ...
 
+class SharedBlockSpec:
+    """A block of attention and an MLP that several layers share."""
+
+    def __init__(self, attention: AttentionSpec = ..., mlp: MlpSpec = ..., owner: int = 0, use: int = 0, adapter_rank: int = 0, attention_adapters: bool = False) -> None: ...
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Of rows of 2 * hidden_size."""
+
+    @attention.setter
+    def attention(self, arg: AttentionSpec, /) -> None: ...
+
+    @property
+    def mlp(self) -> MlpSpec: ...
+
+    @mlp.setter
+    def mlp(self, arg: MlpSpec, /) -> None: ...
+
+    @property
+    def owner(self) -> int:
+        """The first layer that uses the block, under whose name its weights are."""
+
+    @owner.setter
+    def owner(self, arg: int, /) -> None: ...
+
+    @property
+    def use(self) -> int:
+        """How many layers before this one use a block, whichever."""
+
+    @use.setter
+    def use(self, arg: int, /) -> None: ...
+
+    @property
+    def adapter_rank(self) -> int:
+        """Of what the layer adds to the first linear of the MLP; 0: nothing."""
+
+    @adapter_rank.setter
+    def adapter_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def attention_adapters(self) -> bool:
+        """It adds such to q, k and v, too."""
+
+    @attention_adapters.setter
+    def attention_adapters(self, arg: bool, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class OwnVectorsSpec:
     """Vectors that a token has for each layer."""
 
@@ -1352,7 +1400,7 @@ class LayerSpec:
     The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.
     """
 
-    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None, mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, laurel: LaurelSpec | None = None) -> None: ...
+    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None, mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, laurel: LaurelSpec | None = None, block: SharedBlockSpec | None = None) -> None: ...
 
     @property
     def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None:
@@ -1387,6 +1435,13 @@ class LayerSpec:
 
     @laurel.setter
     def laurel(self, value: LaurelSpec | None) -> None: ...
+
+    @property
+    def block(self) -> SharedBlockSpec | None:
+        """A block that several layers share, whose result the mixer reads, too."""
+
+    @block.setter
+    def block(self, value: SharedBlockSpec | None) -> None: ...
 
     def __repr__(self) -> str: ...
 
