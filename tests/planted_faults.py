@@ -539,8 +539,8 @@ _CPP_MODEL = (
     Fault(
         "the scalar of a layer is used in its middle",
         f"{_MODEL}/decoder.cpp",
-        ".scale = ⟦next ? 1 : layer.scale⟧}",
-        "layer.scale",
+        ".scale = ⟦next ? own.scale : own.scale * layer.scale⟧,",
+        "own.scale * layer.scale",
         _sites("gemma4-text"),
     ),
     Fault(
