@@ -4,7 +4,8 @@ The head is a layer of the model's own engine. At position i it reads the hidden
 token i + 1, and says what token i + 2 may be. Hidden states of a step stay on the device until the next one. So behind
 each step, once its tokens are known, one step of the head follows over the same positions, prompts among them: it
 writes the keys and values that later drafts see, and where a draft is wanted, it draws the first token of it. The
-others come one by one, each from the head's own hidden state. How many are wanted is chosen before, so the head waits
+others come one by one, each from the head's own hidden state. Of positions of prompts, behind which nothing is drafted,
+a step of their own computes keys and values alone. How many are wanted is chosen before, so the head waits
 with a step until the next one is chosen, and is made to follow earlier only where a sequence loses its blocks.
 
 Keys and values of the head are those of one more layer of the cache, in the blocks of the sequence. So prefixes, and
@@ -38,6 +39,12 @@ from infinilm.scheduling.steps import Step
 from infinilm.speculation import MAX_DRAFT_TOKENS, DraftRequest, Round
 
 __all__ = ["MtpDrafter", "MtpEngine", "MtpHead"]
+
+_STORED_APART = 32
+"""Positions behind which nothing is drafted: from so many on they have a step of their own.
+
+Of them keys and values are computed and no more, which is a small part of a layer.
+"""
 
 
 class MtpEngine(Protocol):
@@ -80,16 +87,20 @@ class _Followed:
 
     def last_of(self, drafting: npt.NDArray[np.bool_]) -> _Followed:
         """The last position of each of these chunks."""
-        starts, ends, first_rows = self.starts[drafting], self.ends[drafting], self.first_rows[drafting]
-        return _Followed(
-            self.running,
-            self.blocks,
-            [self.sequences[i] for i in np.flatnonzero(drafting).tolist()],
-            self.slots[drafting],
-            ends - np.int32(1),
-            ends,
-            first_rows + ends - np.int32(1) - starts,
-        )
+        starts, ends = self.starts, self.ends
+        return self._chosen(drafting, ends - np.int32(1), ends, self.first_rows + ends - np.int32(1) - starts)
+
+    def before_last_of(self, drafting: npt.NDArray[np.bool_]) -> _Followed:
+        """All positions but the last one of each of these chunks."""
+        ends = self.ends - drafting.astype(np.int32)
+        return self._chosen(ends > self.starts, self.starts, ends, self.first_rows)
+
+    def _chosen(
+        self, chosen: npt.NDArray[np.bool_], starts: Int32Array, ends: Int32Array, first_rows: Int32Array
+    ) -> _Followed:
+        sequences = [self.sequences[i] for i in np.flatnonzero(chosen).tolist()]
+        of = self.slots[chosen], starts[chosen], ends[chosen], first_rows[chosen]
+        return _Followed(self.running, self.blocks, sequences, *of)
 
     @property
     def newest(self) -> list[Sequence]:
@@ -178,25 +189,37 @@ class MtpHead:
 
     def _follow(self, engine: MtpEngine, followed: _Followed, lengths: Mapping[int, int]) -> list[Round] | None:
         """`lengths`: by slot, tokens to be drafted, of sequences that have their newest token behind their chunk."""
-        if not self._keeps_keys:
-            followed = followed.last_of(np.array([slot in lengths for slot in followed.slots.tolist()], np.bool_))
-            if not followed.sequences:
-                return []
+        is_drafting = np.array([slot in lengths for slot in followed.slots.tolist()], np.bool_)
+        follows_prompt = (followed.ends - followed.starts).max() > MAX_DRAFT_TOKENS + 1
+        stored = followed.before_last_of(is_drafting)
+        if self._keeps_keys and (stored.ends - stored.starts).sum() >= _STORED_APART:
+            self._run_chunks(engine, stored, np.zeros(len(stored.sequences), np.bool_))
+            followed = followed.last_of(is_drafting)
+        elif not self._keeps_keys:
+            followed = followed.last_of(is_drafting)
+        if not followed.sequences:
+            return None if follows_prompt else []
         slots, running = followed.slots, followed.running
-        layout = Layout.of_chunks(slots, followed.starts, followed.ends - followed.starts)
-        hidden_rows = layout.positions + np.repeat(followed.first_rows - layout.starts, layout.ends - layout.starts)
-        is_drafting = np.array([slot in lengths for slot in slots.tolist()])
-        token_ids = running.token_ids(layout.token_slots, layout.positions + 1)
-        rows = layout.cu_seqlens_q[1:][is_drafting] - np.int32(1)
-        positions = self._rope_positions(running, layout, followed.sequences)
-        drawn = self._run(engine, layout, followed.blocks, token_ids, hidden_rows.astype(np.int32), rows, positions)
+        is_drafting = np.array([slot in lengths for slot in slots.tolist()], np.bool_)
+        drawn, rows = self._run_chunks(engine, followed, is_drafting)
         by_slot = {sequence.slot: sequence for sequence in followed.sequences}
         drafting, starts = slots[is_drafting], followed.ends[is_drafting] - np.int32(not self._keeps_keys)
         drafts = {slot: [token_id] for slot, token_id in zip(drafting.tolist(), drawn, strict=True)}
         rounds = self._chain(engine, running, followed.blocks, drafting, starts, rows, drafts, lengths)
         self._drafted = {slot: (by_slot[slot], draft) for slot, draft in drafts.items()}
-        follows_prompt = (followed.ends - followed.starts).max() > MAX_DRAFT_TOKENS + 1
         return None if follows_prompt else rounds
+
+    def _run_chunks(
+        self, engine: MtpEngine, followed: _Followed, drafting: npt.NDArray[np.bool_]
+    ) -> tuple[SequenceOf[int], Int32Array]:
+        """Follow these positions; returns tokens behind the last one of these chunks, and its row of hidden states."""
+        layout = Layout.of_chunks(followed.slots, followed.starts, followed.ends - followed.starts)
+        hidden_rows = layout.positions + np.repeat(followed.first_rows - layout.starts, layout.ends - layout.starts)
+        token_ids = followed.running.token_ids(layout.token_slots, layout.positions + 1)
+        rows = layout.cu_seqlens_q[1:][drafting] - np.int32(1)
+        positions = self._rope_positions(followed.running, layout, followed.sequences)
+        of = hidden_rows.astype(np.int32), rows, positions
+        return self._run(engine, layout, followed.blocks, token_ids, *of), rows
 
     def _chain(
         self,

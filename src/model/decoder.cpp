@@ -68,6 +68,18 @@ TensorView Decoder::norm_behind(int layer) const {
     return model_.layers[next].sublayers.front().norm_ahead();
 }
 
+// What a sublayer begins with.
+template <class Tap>
+Input Decoder::input_of(const Step<Tap>& s, const Layer& layer, const Sublayer& own) const {
+    const Stream& stream = model_.stream_of(s.layer);
+    return own.is_beside && !own.norm_site ? Input{.x = s.normed}
+           : own.is_beside                 ? stream.norm_beside(s, own.norm, *own.norm_site)
+           : own.joins_others              ? Input{.x = layer.altup->correct(s)}
+           : own.reads                     ? Input{.x = s.view(own.reads)}
+           : own.norm_site                 ? stream.begin(s, own.norm, *own.norm_site, own.takes_place)
+                                           : Input{.x = s.x};
+}
+
 // Each sublayer begins with its norm and ends by adding its result to the residual stream: see Stream. One that is
 // beside the sublayer before begins while the norm and the stream that that one began with are still there.
 template <class Tap>
@@ -76,12 +88,7 @@ void Decoder::run_layer(const Step<Tap>& s) const {
     const Stream& stream = model_.stream_of(s.layer);
     const TensorView after = norm_behind(s.layer);
     const auto begin = [&](const Sublayer& own) {
-        const Input in = own.is_beside && !own.norm_site ? Input{.x = s.normed}
-                         : own.is_beside                 ? stream.norm_beside(s, own.norm, *own.norm_site)
-                         : own.joins_others              ? Input{.x = layer.altup->correct(s)}
-                         : own.reads                     ? Input{.x = s.view(own.reads)}
-                         : own.norm_site                 ? stream.begin(s, own.norm, *own.norm_site, own.takes_place)
-                                                         : Input{.x = s.x};
+        const Input in = input_of(s, layer, own);
         std::visit([&](const auto& body) { body.begin(s, in); }, own.body);
     };
     if (layer.altup) {
@@ -117,6 +124,22 @@ void Decoder::run_layer(const Step<Tap>& s) const {
             },
             own.body);
     }
+}
+
+bool Decoder::store_keys(const Step<NoTap>& s) const {
+    const Layer& layer = model_.layers[static_cast<size_t>(s.layer)];
+    const Sublayer& first = layer.sublayers.front();
+    return std::visit(
+        [&](const auto& body) {
+            if constexpr (requires { body.store(s, Input{}); }) {
+                begin_attention(s.batch, s.layer);
+                body.store(s, input_of(s, layer, first));
+                return true;
+            } else {
+                return false;
+            }
+        },
+        first.body);
 }
 
 template <class Tap>
@@ -200,7 +223,10 @@ Tensor Decoder::draft(const Batch& batch, const KvCache& cache) {
     s.ropes = ropes;
     const LayerRange layers{spec_.num_layers, spec_.own_layers_and_head().end};
     model_.mtp->stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
-    for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) run_layer(s);
+    const bool drafts = batch.logits_rows.shape(0) > 0;
+    for (s.layer = layers.begin; s.layer < layers.end; ++s.layer)
+        if (drafts || s.layer + 1 < layers.end || !store_keys(s)) run_layer(s);
+    if (!drafts) return {};  // and the hidden states of the step before are there for the next step
     model_.mtp->keep(s);
     return compute_logits(s, model_.end_of_draft());
 }

@@ -23,7 +23,8 @@ public:
     template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // A step of the MTP head, which goes on from the hidden states of the step before: see Batch::hidden_rows. The
-    // logits of the rows that are wanted, as forward() gives them.
+    // logits of the rows that are wanted, as forward() gives them. If none are, its keys and values are stored and no
+    // more, and the hidden states stay those of the step before.
     Tensor draft(const Batch& batch, const KvCache& cache);
     // Samples from the logits that forward() or draft() gave for this batch; batch.allowed, if there, is on the device
     // now. StepAborted: the step was aborted; sampling is the last piece of it that an abort may leave out.
@@ -40,7 +41,11 @@ private:
     std::vector<TensorView> make_ropes(const Batch& batch);  // cosines and sines of the step: see Step::ropes
     TensorView norm_behind(int layer) const;  // of what the layer leaves: the first norm of the next one, or the last
     template <class Tap>
+    Input input_of(const Step<Tap>& s, const Layer& layer, const Sublayer& own) const;
+    template <class Tap>
     void run_layer(const Step<Tap>& s) const;
+    // Of a layer no more than its keys and values; false: its mixer has none.
+    bool store_keys(const Step<NoTap>& s) const;
     template <class Tap>
     Tensor compute_logits(const Step<Tap>& s, const LmHead& head);  // of the residual stream
 

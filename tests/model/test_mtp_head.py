@@ -155,6 +155,17 @@ def test_rows_in_any_order(heads: Heads) -> None:
     assert heads.run(heads.ids[1:5], 0, [0, 1, 2, 3], []).size == 0, "a step that only keeps keys and values"
 
 
+def test_keys_are_stored_without_drafts(heads: Heads) -> None:
+    """A step without rows stores what the others read, and the next one goes on from the model's hidden states."""
+    n = len(heads.ids) - 1
+    heads.run(heads.ids[:-1], 0)
+    expected = heads.run(heads.ids[1:], 0, np.arange(n), [n - 1])
+    heads.engine.reset_cache(NUM_BLOCKS, BLOCK_SIZE, "float32", heads.num_states)
+    heads.run(heads.ids[:-1], 0)
+    assert heads.run(heads.ids[1:n], 0, np.arange(n - 1), []).size == 0
+    np.testing.assert_array_equal(heads.run(heads.ids[n:], n - 1, [n - 1]), expected)
+
+
 def test_inputs_that_files_have_in_the_other_order(tmp_path: Path) -> None:
     """MiMo projects the hidden state and then the embedding."""
     make_with_head(tmp_path, "mimo")

@@ -270,10 +270,16 @@ void Attention::begin(const Step<Tap>& s, Input in) const {
 }
 
 template <class Tap>
+void Attention::store(const Step<Tap>& s, Input in) const {
+    project(s, in);
+}
+
+template <class Tap>
 void Attention::finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const {
     s.linear(o_proj_, s.view(mixed_), out, {}, residual);
 }
 
+template void Attention::store(const Step<NoTap>&, Input) const;
 template void Attention::begin(const Step<NoTap>&, Input) const;
 template void Attention::begin(const Step<StepTap>&, Input) const;
 template void Attention::finish(const Step<NoTap>&, const TensorView&, const TensorView&) const;

@@ -22,6 +22,9 @@ public:
     std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
+    // Of begin() as much as puts keys and values into the cache.
+    template <class Tap>
+    void store(const Step<Tap>& s, Input in) const;
     // All up to what o_proj reads; then that.
     template <class Tap>
     void begin(const Step<Tap>& s, Input in) const;

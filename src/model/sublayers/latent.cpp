@@ -187,10 +187,16 @@ void Latent::begin(const Step<Tap>& s, const Input& in) const {
 }
 
 template <class Tap>
+void Latent::store(const Step<Tap>& s, const Input& in) const {
+    project(s, s.whole(in));
+}
+
+template <class Tap>
 void Latent::finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const {
     s.linear(o_proj_, s.view(mixed_), out, {}, residual);
 }
 
+template void Latent::store(const Step<NoTap>&, const Input&) const;
 template void Latent::begin(const Step<NoTap>&, const Input&) const;
 template void Latent::begin(const Step<StepTap>&, const Input&) const;
 template void Latent::finish(const Step<NoTap>&, const TensorView&, const TensorView&) const;
