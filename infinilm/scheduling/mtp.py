@@ -4,9 +4,9 @@ The head is a layer of the model's own engine. At position i it reads the hidden
 token i + 1, and says what token i + 2 may be. Hidden states of a step stay on the device until the next one. So behind
 each step, once its tokens are known, one step of the head follows over the same positions, prompts among them: it
 writes the keys and values that later drafts see, and where a draft is wanted, it draws the first token of it. The
-others come one by one, each from the head's own hidden state. Of positions of prompts, behind which nothing is drafted,
-a step of their own computes keys and values alone. How many are wanted is chosen before, so the head waits
-with a step until the next one is chosen, and is made to follow earlier only where a sequence loses its blocks.
+others come one by one, each from the head's own hidden state. Positions of prompts, behind which nothing is drafted,
+have a step of their own, which computes keys and values alone. How many tokens are wanted is chosen before, so the head
+waits with a step until the next one is chosen, and is made to follow earlier only where a sequence loses its blocks.
 
 Keys and values of the head are those of one more layer of the cache, in the blocks of the sequence. So prefixes, and
 what is preempted and computed again, need nothing of their own. In decode, positions are not followed while drafts are
@@ -43,7 +43,7 @@ __all__ = ["MtpDrafter", "MtpEngine", "MtpHead"]
 _STORED_APART = 32
 """Positions behind which nothing is drafted: from so many on they have a step of their own.
 
-Of them keys and values are computed and no more, which is a small part of a layer.
+Their keys and values are computed and no more, which is a small part of a layer.
 """
 
 

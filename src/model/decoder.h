@@ -44,7 +44,7 @@ private:
     Input input_of(const Step<Tap>& s, const Layer& layer, const Sublayer& own) const;
     template <class Tap>
     void run_layer(const Step<Tap>& s) const;
-    // Of a layer no more than its keys and values; false: its mixer has none.
+    // Computes the keys and values of a layer and no more; false: its mixer has none.
     bool store_keys(const Step<NoTap>& s) const;
     template <class Tap>
     Tensor compute_logits(const Step<Tap>& s, const LmHead& head);  // of the residual stream

@@ -87,6 +87,7 @@ MULTIMODAL_FAMILIES: tuple[Family, ...] = (
         "Glm4vMoeForConditionalGeneration",
         "glm4v_moe",
         ("glm4v_moe_text",),
+        other_model_types=("glm4v_moe_text",),  # in GLM-4.6V
         defaults={
             **_TEXT["Glm4MoeForCausalLM"].defaults,
             "vocab_size": 151424,
@@ -152,6 +153,7 @@ MULTIMODAL_FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="Glm4vForConditionalGeneration",
         model_type="glm4v",
+        other_model_types=("glm4v_text",),  # in GLM-4.6V
         defaults={
             **GLM_DEFAULTS,
             "head_dim": None,

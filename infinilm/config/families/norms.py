@@ -219,6 +219,7 @@ NORM_FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="Exaone4ForCausalLM",
         model_type="exaone4",
+        other_model_types=("exaone4_5_text",),  # in EXAONE 4.5, as published
         defaults={
             "vocab_size": 102400,
             "intermediate_size": 16384,

@@ -16,7 +16,7 @@ public:
     std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
-    // Of begin() as much as puts keys and values into the cache.
+    // The part of begin() that puts keys and values into the cache.
     template <class Tap>
     void store(const Step<Tap>& s, const Input& in) const;
     // All up to what o_proj reads; then that.
