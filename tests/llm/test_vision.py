@@ -200,6 +200,14 @@ def test_two_ranks_write_the_same(name: str) -> None:
     assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in alone_of(name)]
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_stages_have_the_bits_of_one(name: str) -> None:
+    """The first stage has the tower; levels of it go to layers of both."""
+    with load(name, pipeline_parallel_size=2) as two:
+        answers = sampled(two, [prompt(i, name) for i in range(4)])
+    assert answers == alone_of(name)
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_weights_of_few_bits(quantization: str) -> None:
     """The tower keeps its own: its rows have no other bits."""
