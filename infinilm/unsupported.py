@@ -87,8 +87,8 @@ REFUSED: tuple[Refused, ...] = (
         "MiMoV2FlashForCausalLM",
     ),
     Refused(
-        "Cohere2MoeForCausalLM GraniteSWAForCausalLM",
-        "`shared_expert_combination_strategy`, `expert_selection_fn`; `layer_rope_theta`",
+        "Cohere2MoeForCausalLM",
+        "`shared_expert_combination_strategy`, `expert_selection_fn`",
         "Cohere2ForCausalLM",
     ),
     Refused(

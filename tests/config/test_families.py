@@ -948,3 +948,34 @@ def test_a_field_that_only_a_neighbour_family_has_is_refused_by_validate_too():
     config.attn_logit_softcapping = 50.0
     with pytest.raises(ConfigError, match=r"attn_logit_softcapping is 50\.0 in Gemma4ForCausalLM: this family"):
         config.validate()
+
+
+def test_bases_of_rope_by_layer() -> None:
+    """Granite with windows: a base for each kind of layers, and layers without RoPE."""
+    config = LlamaConfig(model_type="granite_swa", num_hidden_layers=5)
+    assert config.layer_types == ["full_attention", *["sliding_attention"] * 3, "full_attention"]
+    assert (config.no_rope_layers, config.rope_local_base_freq, config.rope_theta) == (None, None, 10000.0)
+    config = LlamaConfig(model_type="granite_swa", num_hidden_layers=5, layer_rope_theta=[0, 30, 0, 30, 700.0])
+    assert (config.no_rope_layers, config.rope_local_base_freq, config.rope_theta) == ([0, 1, 0, 1, 1], 30, 700)
+    alone = LlamaConfig(model_type="granitemoe_swa", num_hidden_layers=5, layer_rope_theta=[0, 30, 0, 30, 0])
+    assert (alone.no_rope_layers, alone.rope_local_base_freq, alone.rope_theta) == ([0, 1, 0, 1, 0], None, 30)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"layer_rope_theta": [1.0] * 4}, r"a list of num_hidden_layers = 5 numbers >= 0.*; got \[1.0"),
+        ({"layer_rope_theta": [1, 2, 3, -1, 5]}, "numbers >= 0"),
+        (
+            {"layer_rope_theta": [1, 2, 3, 2, 1]},
+            r"layers of one kind must have the same number.*\[2, 3\] for sliding_att",
+        ),
+        (
+            {"layer_rope_theta": [1, 2, 2, 2, 1], "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            r"supported with rope_type 'default' alone, and rope_\w+ has 'linear'",
+        ),
+    ],
+)
+def test_bases_of_rope_that_are_not_supported(more: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LlamaConfig(model_type="granite_swa", num_hidden_layers=5, **more)

@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 
 KNOWN = [name for name in GOLDENS if config_of(name)["model_type"] in transformers.CONFIG_MAPPING]
 OF_EACH_LAYER = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "moe_topk", "indexer_types")
-OF_EACH_LAYER += ("activation_sparsity_pattern", "intermediate_size")
+OF_EACH_LAYER += ("activation_sparsity_pattern", "intermediate_size", "layer_rope_theta")
 
 
 def test_most_families_are_known_to_transformers() -> None:

@@ -153,6 +153,9 @@ GOLDEN = (
     "ax-k1",
     "gemma3n-text",
     "gemma3n",
+    # With bases of RoPE of their own, and layers without it:
+    "granite-swa",
+    "granitemoe-swa",
 )
 
 # In 16 bits, too: those that together have all kernels. Facts that other golden models have do not depend on the dtype.

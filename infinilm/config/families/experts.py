@@ -21,6 +21,7 @@ from infinilm.config.families.names import (
     EXAONE_MOE,
     GPT_OSS,
     GRANITE_MOE,
+    GRANITE_MOE_SWA,
     HUNYUAN_MOE,
     LLAMA4,
     MELLUM,
@@ -233,6 +234,20 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
         **{
             **_GRANITE_MOE,
             "keys": _GRANITE_MOE["keys"] | {"shared_expert_intermediate_size"},
+            "other_keys": {**EXPERT_COUNT, "shared_intermediate_size": ("shared_expert_intermediate_size",)},
+        },
+    ),
+    Family(
+        architecture="GraniteMoeSWAForCausalLM",
+        model_type="granitemoe_swa",
+        windows="layer_types",
+        attention={"sinks": True},
+        **{
+            **_GRANITE_MOE,
+            "names": GRANITE_MOE_SWA,
+            "defaults": {**_GRANITE_MOE["defaults"], "sliding_window": 128, "use_sliding_window": True},
+            "keys": _GRANITE_MOE["keys"]
+            | {"shared_expert_intermediate_size", "no_rope_layers", "rope_local_base_freq", "layer_rope_theta"},
             "other_keys": {**EXPERT_COUNT, "shared_intermediate_size": ("shared_expert_intermediate_size",)},
         },
     ),

@@ -435,6 +435,13 @@ GRANITE_MOE = TensorNames(
     },
 )
 
+# As transformers calls the modules, and writes them.
+GRANITE_MOE_SWA = replace(
+    GRANITE_MOE,
+    renamed={**GRANITE_MOE.renamed, "mlp.gate": "block_sparse_moe.router"},
+    stacked={name.replace("mlp.", "block_sparse_moe."): parts for name, parts in _STACKED.items()},
+)
+
 # What is the expert of all tokens is an MLP in models without experts.
 GRANITE_HYBRID = TensorNames(
     joined={

@@ -96,6 +96,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "attn_logit_softcapping": ((None,), "this family has no soft caps"),
         "final_logit_softcapping": ((None,), "this family has no soft caps"),
         "rope_local_base_freq": ((None,), "all layers of this family turn alike"),
+        "layer_rope_theta": ((None,), "all layers of this family turn alike"),
         "use_bidirectional_attention": (_NEVER, "a token sees no later ones"),
         "attention_multiplier": ((None,), "this family has no multipliers"),
         "embedding_multiplier": (_ONE, "this family has no multipliers"),

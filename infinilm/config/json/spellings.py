@@ -383,6 +383,51 @@ def _layers_of_granite(values: dict[str, Any], family: Family) -> None:
         values["shared_expert_intermediate_size"] = 0
 
 
+def _thetas_of_layers(values: dict[str, Any], family: Family) -> None:
+    """Bring `layer_rope_theta`, the base of each layer's RoPE, or 0, to one for each kind of layers.
+
+    A layer in four has no window where `layer_types` says nothing.
+    """
+    number = values.get(
+        "num_hidden_layers", family.defaults.get("num_hidden_layers", COMMON_DEFAULTS["num_hidden_layers"])
+    )
+    layers = as_integer("num_hidden_layers", number)
+    if values.get("layer_types") is None:
+        values["layer_types"] = ["sliding_attention" if layer % 4 else "full_attention" for layer in range(layers)]
+    thetas, kinds = values.pop("layer_rope_theta", None), values["layer_types"]
+    if thetas is None or not isinstance(kinds, list) or len(kinds) != layers:
+        return  # a wrong list is refused by the check of layer_types
+    is_list = isinstance(thetas, list) and len(thetas) == layers
+    if not is_list or any(isinstance(t, bool) or not isinstance(t, (int, float)) or t < 0 for t in thetas):
+        raise ConfigError(
+            f"layer_rope_theta must be null or a list of num_hidden_layers = {layers} numbers >= 0, 0 for a layer "
+            f"without RoPE; got {short_repr(thetas)}"
+        )
+    by_kind = {kind: {t for t, own in zip(thetas, kinds, strict=True) if own == kind and t} for kind in kinds}
+    if any(len(own) > 1 for own in by_kind.values()):
+        raise ConfigError(
+            "layer_rope_theta: layers of one kind must have the same number, or 0; got "
+            f"{', '.join(f'{sorted(own)} for {kind}' for kind, own in by_kind.items())}"
+        )
+    own = {kind: next(iter(found)) for kind, found in by_kind.items() if found}
+    of_windows = own.get("sliding_attention")
+    theta = own.get("full_attention", of_windows)
+    values["no_rope_layers"] = [int(t > 0) for t in thetas]
+    if theta is None:
+        return
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(given := values.get(key), Mapping):
+            if of_windows not in (None, theta) and given.get("rope_type", "default") != "default":
+                raise ConfigError(
+                    f"layer_rope_theta: layers with a window turn by {of_windows}, others by {theta}; that is "
+                    f"supported with rope_type 'default' alone, and {key} has {given.get('rope_type')!r}"
+                )
+            values[key] = {name: value for name, value in given.items() if name != "rope_theta"}
+    values["rope_theta"] = theta
+    if of_windows not in (None, theta):
+        values["rope_local_base_freq"] = of_windows
+
+
 def _layers_of_bamba(values: dict[str, Any], family: Family) -> None:
     """Bring `attn_layer_indices`, the layers with attention, to `layer_types`."""
     attention = values.pop("attn_layer_indices", None)
@@ -560,6 +605,7 @@ _KEYS_OF_FAMILIES = (
     ("attn_layer_indices", _layers_of_bamba),
     ("lm_head_multiplier", _multiplier_of_logits),
     ("num_mem_blocks", _sizes_of_zamba),
+    ("layer_rope_theta", _thetas_of_layers),
 )
 
 
