@@ -49,6 +49,8 @@ TEST_FILES = (
     "attention",
     "choose_keys",
     "rowwise",
+    "streams",
+    "gpu_layers",
     "delta",
     "head_linear",
     "one_shot",

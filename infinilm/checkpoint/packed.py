@@ -159,11 +159,12 @@ def _read_file(file: Path, entries: Mapping[str, str]) -> PackedInfo:
 
 
 _TABLES = ("model.embed_positions.", "model.embed_token_types.", "model.relative_attention_bias.")
+_MIXING = ".altup."  # small matrices by which the residual streams of a layer are mixed
 
 
 def is_of_linear(name: str, shape: Sequence[int]) -> bool:
-    """Tell whether a parameter is of a linear or the embedding: tables that are looked up in and added are of none."""
-    return len(shape) == 2 and not name.startswith(_TABLES)
+    """Tell whether a parameter is of a linear or the embedding: tables that are added, and what mixes streams, are of none."""
+    return len(shape) == 2 and not name.startswith(_TABLES) and _MIXING not in name
 
 
 def expected_tensors(

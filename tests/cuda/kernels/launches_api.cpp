@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "args/stream_limits.h"
 #include "cuda/attention/kernels.h"
 #include "cuda/delta/kernels.h"
 #include "cuda/experts/kernels.h"
@@ -249,6 +250,14 @@ struct Launches {
                "embedding");
         expect(act_mul({at, at, at, hidden, hidden, hidden, many, hidden, Activation::silu, type}, nullptr), "act_mul");
         expect(clip({at, at, hidden, hidden, many, hidden, -1, 1, type}, nullptr), "clip");
+        expect(row_moment({at, nullptr, as<float>(), hidden, many, hidden, 1, type}, nullptr), "row_moment");
+        expect(sparsify({at, as<float>(), as<float>(), hidden, many, hidden, 1, type}, nullptr), "sparsify");
+        expect(match_rms({at, at, hidden, hidden, many, hidden, 1e-5f, type}, nullptr), "match_rms");
+        for (bool corrects : {false, true})
+            expect(mix_streams({at, at, as<float>(), as<float>(), as<float>(), at, hidden, int64_t{many} * hidden,
+                                hidden, hidden, many, most_streams, hidden, corrects, 1e-6f, type},
+                               nullptr),
+                   "mix_streams");
         expect(gather_rows({at, as<int>(), at, hidden, hidden, many, hidden, type}, nullptr), "gather_rows");
         expect(sum_parts({at, at, 8, int64_t{many} * hidden, type}, nullptr), "sum_parts");
         for (Element to : types) expect(convert({at, type, at, to, many}, nullptr), "convert");
