@@ -17,6 +17,7 @@ from infinilm.planning.gpu_layers import most_layers, usable_memory
 from llm import tiny
 
 NUM_LAYERS = 6
+pytestmark = pytest.mark.one_rank  # a model that two devices share has no others
 SMALL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 64}
 
 
