@@ -163,7 +163,10 @@ _MIXING = ".altup."  # small matrices by which the residual streams of a layer a
 
 
 def is_of_linear(name: str, shape: Sequence[int]) -> bool:
-    """Tell whether a parameter is of a linear or the embedding: tables that are added, and what mixes streams, are of none."""
+    """Tell whether a parameter is of a linear or the embedding.
+
+    Tables that are looked up in and added are of none, and neither is what mixes residual streams.
+    """
     return len(shape) == 2 and not name.startswith(_TABLES) and _MIXING not in name
 
 
