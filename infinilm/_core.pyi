@@ -917,7 +917,7 @@ class SharedBlockSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """Of rows of 2 * hidden_size."""
+        """It reads rows of 2 * hidden_size."""
 
     @attention.setter
     def attention(self, arg: AttentionSpec, /) -> None: ...
@@ -944,7 +944,9 @@ class SharedBlockSpec:
 
     @property
     def adapter_rank(self) -> int:
-        """Of what the layer adds to the first linear of the MLP; 0: nothing."""
+        """
+        Rank of what the layer adds to the first linear of the MLP; 0: nothing.
+        """
 
     @adapter_rank.setter
     def adapter_rank(self, arg: int, /) -> None: ...

@@ -97,7 +97,8 @@ void round_to_q8_0(const uint8_t* b, uint8_t* out) {
         const float inverse = to_float(scale) == 0 ? 0 : 1 / to_float(scale);
         put_half(scale.bits, out);
         for (int i = 0; i < 32; ++i) {
-            const float code = std::clamp(std::nearbyint(weights[i] * inverse), -127.0f, 127.0f);  // NaN stays one
+            const float code =
+                std::clamp(std::nearbyint(weights[i] * inverse), -127.0f, 127.0f);  // which lets a NaN through
             out[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(std::isnan(code) ? 0 : code));
         }
     }

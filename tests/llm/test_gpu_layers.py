@@ -1,4 +1,4 @@
-"""Which layers are on a GPU beside those on the CPU, planned from headers; nothing runs (`tests/cuda` runs it)."""
+"""Plans of models whose last layers are on a GPU. They are made from headers; `tests/cuda` runs such models."""
 
 from __future__ import annotations
 

@@ -435,7 +435,7 @@ GRANITE_MOE = TensorNames(
     },
 )
 
-# As transformers calls the modules, and writes them.
+# Files of this family have the names that the modules have in transformers.
 GRANITE_MOE_SWA = replace(
     GRANITE_MOE,
     renamed={**GRANITE_MOE.renamed, "mlp.gate": "block_sparse_moe.router"},

@@ -388,9 +388,7 @@ def _thetas_of_layers(values: dict[str, Any], family: Family) -> None:
 
     A layer in four has no window where `layer_types` says nothing.
     """
-    number = values.get(
-        "num_hidden_layers", family.defaults.get("num_hidden_layers", COMMON_DEFAULTS["num_hidden_layers"])
-    )
+    number = values.get("num_hidden_layers") or {**COMMON_DEFAULTS, **family.defaults}["num_hidden_layers"]
     layers = as_integer("num_hidden_layers", number)
     if values.get("layer_types") is None:
         values["layer_types"] = ["sliding_attention" if layer % 4 else "full_attention" for layer in range(layers)]

@@ -26,12 +26,12 @@ struct SharedBlockSpec {
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
     static void fields(F f) {
-        f("attention", &SharedBlockSpec::attention, "Of rows of 2 * hidden_size.");
+        f("attention", &SharedBlockSpec::attention, "It reads rows of 2 * hidden_size.");
         f("mlp", &SharedBlockSpec::mlp, "");
         f("owner", &SharedBlockSpec::owner, "The first layer that uses the block, under whose name its weights are.");
         f("use", &SharedBlockSpec::use, "How many layers before this one use a block, whichever.");
         f("adapter_rank", &SharedBlockSpec::adapter_rank,
-          "Of what the layer adds to the first linear of the MLP; 0: nothing.");
+          "Rank of what the layer adds to the first linear of the MLP; 0: nothing.");
         f("attention_adapters", &SharedBlockSpec::attention_adapters, "It adds such to q, k and v, too.");
     }
 };
