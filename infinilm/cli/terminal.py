@@ -64,7 +64,7 @@ class WordWrap:
                 self._end_word(out)
                 self._word = char
                 self._end_word(out)
-            elif _columns(char) == 0 and not self._word and not self._space:  # an accent of what is written already
+            elif self._line and not (_columns(char) or self._word or self._space):  # an accent of a wide character
                 out.append(char)
                 self._line += char
             else:

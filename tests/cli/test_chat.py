@@ -415,6 +415,7 @@ def test_bad_tools_are_named(
 @given(st.text("ab \n|`漢é́", max_size=80), st.integers(1, 12), st.lists(st.integers(0, 80)))
 @example("bb漢漢\n", 2, [1, 2])
 @example("bbb漢\u0301\n", 2, [4])
+@example("\u0301é`é|", 3, [1])  # an accent of nothing
 def test_lines_are_broken_at_words(text: str, width: int, places: list[int]) -> None:
     """What comes out differs in blanks alone, does not depend on how it was cut, and has no line that is too long."""
     outs = []
