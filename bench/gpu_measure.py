@@ -148,7 +148,7 @@ def measure(runs: Mapping[str, Run], rounds: int) -> Measured:
 
 def calls_for(floor_ms: float, simulate: bool) -> int:
     """Calls of one measurement: about 3 ms of them."""
-    return 2 if simulate else max(2, min(200, math.ceil(3 / max(floor_ms, 1e-4))))
+    return 1 if simulate else max(2, min(200, math.ceil(3 / max(floor_ms, 1e-4))))
 
 
 class Reporter:

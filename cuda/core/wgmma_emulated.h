@@ -21,9 +21,10 @@ void wgmma_wait() {
     emulator::warpgroup_sync("wgmma.wait_group");
 }
 
-// Element (row, k) of an operand; `row` counts along M or N. See the table in wgmma.cuh.
+// The 16 elements (row, k) of an operand; `row` counts along M or N. See the table in wgmma.cuh. Where those of a row
+// are neighbours, 8 of them are 16 bytes, which swizzling moves as a whole.
 template <class T>
-float emulated_operand(uint64_t descriptor, bool mn_major, uint32_t row, uint32_t k) {
+void emulated_operand(uint64_t descriptor, bool mn_major, uint32_t row, float (&values)[16]) {
     const uint32_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4,
                    stride = (descriptor >> 32 & 0x3fff) << 4;
     const uint64_t layout = descriptor >> 62;
@@ -31,16 +32,24 @@ float emulated_operand(uint64_t descriptor, bool mn_major, uint32_t row, uint32_
         emulator::fail("wgmma-descriptor", "only the layouts none and swizzle_128 are emulated, not %d",
                        static_cast<int>(layout));
     const bool swizzled = layout == 1;
-    uint32_t address = start;
-    if (!mn_major)
-        address += row / 8 * stride + (swizzled ? row % 8 * 128 + k * 2 : row % 8 * 16 + k / 8 * leading + k % 8 * 2);
-    else if (swizzled)
-        address += row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128;
-    else
-        address += row / 8 * stride + row % 8 * 2 + k / 8 * leading + k % 8 * 16;
-    if (swizzled) address = emulated_swizzle_128(address);
-    const uint8_t* place = emulator::shared_pointer(address, 2, "wgmma");
-    return to_float(*reinterpret_cast<const T*>(place));
+    auto at = [=](uint32_t offset, uint32_t bytes) {
+        const uint32_t address = start + offset;
+        return emulator::shared_pointer(swizzled ? emulated_swizzle_128(address) : address, bytes, "wgmma");
+    };
+    for (uint32_t k = 0; !mn_major && k < 16; k += 8) {
+        alignas(16) uint32_t pairs[4];
+        emulated_copy_16(
+            pairs, at(row / 8 * stride + (swizzled ? row % 8 * 128 + k * 2 : row % 8 * 16 + k / 8 * leading), 16));
+        for (uint32_t i = 0; i < 4; ++i) {
+            values[k + 2 * i] = unpack_low<T>(pairs[i]);
+            values[k + 2 * i + 1] = unpack_high<T>(pairs[i]);
+        }
+    }
+    for (uint32_t k = 0; mn_major && k < 16; ++k) {
+        const uint32_t offset = swizzled ? row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128
+                                         : row / 8 * stride + row % 8 * 2 + k / 8 * leading + k % 8 * 16;
+        values[k] = to_float(*reinterpret_cast<const T*>(at(offset, 2)));
+    }
 }
 
 template <int N, class T>
@@ -51,8 +60,7 @@ struct Wgmma {
     static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
         const uint32_t thread = emulator::where().linear % 128, row = thread / 32 * 16 + thread % 32 / 4;
         push<kMnMajorB>(d, b, accumulate, [=](float (&rows)[2][16]) {
-            for (uint32_t h = 0; h < 2; ++h)
-                for (uint32_t k = 0; k < 16; ++k) rows[h][k] = emulated_operand<T>(a, false, row + 8 * h, k);
+            for (uint32_t h = 0; h < 2; ++h) emulated_operand<T>(a, false, row + 8 * h, rows[h]);
         });
     }
     // A of registers is taken at issue; real hardware reads it until the group is waited for.
@@ -86,8 +94,7 @@ private:
             read_rows(rows);
             for (uint32_t j = 0; j < N / 8; ++j)
                 for (uint32_t c = 0; c < 2; ++c) {
-                    for (uint32_t k = 0; k < 16; ++k)
-                        values[k] = emulated_operand<T>(b, kMnMajorB, 8 * j + column + c, k);
+                    emulated_operand<T>(b, kMnMajorB, 8 * j + column + c, values);
                     for (uint32_t h = 0; h < 2; ++h) {
                         float& sum = sums[4 * j + 2 * h + c];
                         float total = accumulate ? sum : 0.0f;

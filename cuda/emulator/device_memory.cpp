@@ -76,10 +76,6 @@ auto find_in(Map& map, const uint8_t* pointer) {
     return next == map.begin() ? map.end() : std::prev(next);
 }
 
-// By memcmp with itself one byte on, which is fast: this runs for every allocation after every kernel.
-bool all_canary(const uint8_t* begin, const uint8_t* end) {
-    return begin == end || (*begin == kCanary && !memcmp(begin, begin + 1, static_cast<size_t>(end - begin) - 1));
-}
 bool canaries_hold(const Allocation& a) {
     return all_canary(a.pages, a.start) && all_canary(a.start + a.bytes, a.pages + a.page_bytes);
 }

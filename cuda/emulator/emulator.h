@@ -3,8 +3,10 @@
 // implemented by scheduler.cpp and sync.cpp, which are not. Deterministic: one host thread, one fiber per CUDA thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 
 #include "vector_types.h"
 
@@ -13,12 +15,15 @@ namespace infinilm::emulator {
 struct Where {
     uint3 thread, block;
     dim3 block_dim, grid_dim, cluster_dim;
-    unsigned linear;        // of the thread in its block
-    unsigned cluster_rank;  // of the block in its cluster
-    uint8_t* window;        // the block's shared memory; shared addresses are offsets from it
-    uint8_t* dynamic;       // dynamic shared memory, 1024-byte aligned, inside the window
+    unsigned linear;           // of the thread in its block
+    unsigned cluster_rank;     // of the block in its cluster
+    uint8_t* window;           // the block's shared memory; shared addresses are offsets from it
+    uint8_t* dynamic;          // dynamic shared memory, 1024-byte aligned, inside the window
+    const size_t* window_end;  // the address behind the shared memory that the block has
 };
-const Where& where() __attribute__((pure));
+// Of the thread that runs. Kernels ask at every step: no call is needed.
+extern constinit thread_local const Where* here;
+inline const Where& where() { return *here; }
 inline unsigned lane() { return where().linear % 32; }
 
 // Prints "emulator: [kind] ..." with kernel, block and thread, then aborts.
@@ -30,7 +35,12 @@ bool eager();  // INFINILM_EMULATOR_ASYNC=eager: asynchronous work happens when 
 void* static_shared(const void* key, size_t bytes, size_t alignment);
 uint8_t* shared_of_rank(const void* pointer, unsigned rank);  // the same offset in another block of the cluster
 uint32_t shared_address(const void* pointer, const char* instruction);  // fails when it is not shared memory
-uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instruction);
+[[noreturn]] void not_shared(uint32_t address, uint32_t bytes, const char* instruction);
+inline constexpr size_t kFirstShared = 1024;  // the first shared address of a block
+inline uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instruction) {
+    if (address < kFirstShared || address + bytes > *where().window_end) not_shared(address, bytes, instruction);
+    return where().window + address;
+}
 
 // A rendezvous of the lanes in `mask`: each gives 32 bytes and sees what all of them gave. `memory`: it also orders
 // memory accesses (as __syncwarp does and a shuffle does not).
@@ -48,8 +58,13 @@ void spin_yield();  // lets other threads run inside a polling loop
 
 // This thread's asynchronous operations, completed in commit order.
 enum class Queue { copy, wgmma };
-using Action = std::function<void()>;
-void async_push(Queue queue, Action action);
+void async_push(Queue queue, void (*run)(const void* action), const void* action, size_t bytes);
+template <class Action>
+void async_push(Queue queue, const Action& action) {
+    static_assert(std::is_trivially_copyable_v<Action> && alignof(Action) <= 16, "actions are kept as bytes");
+    if (eager()) return action();
+    async_push(queue, [](const void* kept) { (*static_cast<const Action*>(kept))(); }, &action, sizeof action);
+}
 void async_commit(Queue queue);
 void async_wait(Queue queue, unsigned keep);
 unsigned async_pending(Queue queue);
@@ -61,6 +76,7 @@ float* wgmma_accumulators(float* d, unsigned count, bool accumulate);
 void wgmma_finished(float* accumulators);
 
 // mbarriers by address. An asynchronous copy runs when a thread needs the phase it completes.
+using Action = std::function<void()>;
 void mbarrier_init(void* barrier, unsigned count);
 void mbarrier_arrive(void* barrier, unsigned count, int64_t expect_bytes);
 void mbarrier_complete_async(void* barrier, unsigned bytes, Action action);

@@ -59,9 +59,9 @@ void fail(const char* kind, const char* format, ...) {
 }
 
 void require_compute_capability(int capability, const char* instruction) {
-    if (compute_capability() < capability)
+    if (running->compute_capability < capability)
         fail("compute-capability", "%s needs sm_%d, the simulated device is sm_%d", instruction, capability,
-             compute_capability());
+             running->compute_capability);
 }
 
 static struct sigaction previous[2];  // of SIGSEGV and SIGBUS

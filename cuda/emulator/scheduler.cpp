@@ -17,6 +17,7 @@
 namespace infinilm::emulator {
 
 constinit thread_local Grid* running = nullptr;
+constinit thread_local const Where* here = nullptr;
 
 namespace {
 
@@ -55,6 +56,7 @@ void read_settings(Grid& grid) {
     if (async && strcmp(async, "eager") && strcmp(async, "late"))
         fail("setting", "INFINILM_EMULATOR_ASYNC=%s is neither late nor eager", async);
     grid.eager = async && !strcmp(async, "eager");
+    grid.compute_capability = compute_capability();
 }
 
 size_t stack_bytes() {
@@ -94,6 +96,7 @@ std::unique_ptr<Block> make_block(const Grid& grid, uint3 index, unsigned rank) 
         w.cluster_dim = grid.cluster;
         w.linear = i;
         w.cluster_rank = rank;
+        w.window_end = &block->window_end;
     }
     return block;
 }
@@ -177,6 +180,11 @@ void give_way(Grid& grid) {
     runtime_lock().give_way();
 }
 
+void set_current(Grid& grid, Thread& thread) {
+    grid.current = &thread;
+    here = &thread.where;
+}
+
 // Runs others until this thread can go on. One thread passes on to the next, without the scheduler between them: half
 // of the switches, and the processor's guesses where functions return to are right, as both are in the same ones.
 void pass_on() {
@@ -186,7 +194,7 @@ void pass_on() {
     Thread* next = choose(grid);
     if (next == &thread) return;
     if (!next) suspend(thread.fiber);  // for ever: the scheduler tells
-    grid.current = next;
+    set_current(grid, *next);
     pass(thread.fiber, next->fiber);
 }
 
@@ -200,7 +208,7 @@ void run_cluster(Grid& grid) {
             fail("deadlock", "%u threads of the block or cluster wait and none can run:%s", grid.alive,
                  waiting_threads().c_str());
         }
-        grid.current = first;
+        set_current(grid, *first);
         resume(first->fiber);
         Thread& last = *grid.current;  // which has ended, or found no thread to pass on to
         give_way(grid);
@@ -211,7 +219,7 @@ void run_cluster(Grid& grid) {
         release_barriers(*last.block);
     }
     for (auto& block : grid.blocks) {
-        grid.current = &block->threads[0];
+        set_current(grid, block->threads[0]);
         block_exits(*block);
         if (grid.dependent && !block->waited_for_dependency)
             fail("grid-dependency", "launched as dependent, and no thread of this block called grid_dependency_wait()");
@@ -250,7 +258,6 @@ void run_grid(Grid& grid) {
 
 void acquire_grids() { acquire(&grids_done); }
 
-const Where& where() { return current().where; }
 bool eager() { return running->eager; }
 
 void block_on(Waiters& waiters, const void* object, std::string (*describe)(const Thread&)) {

@@ -11,12 +11,13 @@
 namespace infinilm::emulator {
 namespace {
 
-constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kFirst = 1024, kGap = 64, kMaxBlocks = 64;
+constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kGap = 64, kMaxBlocks = 64;
 constexpr size_t kStaticLimit = 48 * 1024, kFilled = kStaticLimit + 8 * 1024;  // room for variables and their gaps
 uint8_t* windows_of[kMaxGrids];
 
 // The part of the window that is not given out, ends at `end`.
 void check_gap(const Block& block, const uint8_t* window, size_t begin, size_t end, const char* after) {
+    if (all_canary(window + begin, window + end)) return;
     for (size_t i = begin; i < end; ++i)
         if (window[i] != kCanary)
             fail("shared-out-of-bounds",
@@ -42,14 +43,14 @@ void create_windows(Grid& grid) {
         Block& block = *grid.blocks[i];
         uint8_t* window = windows + i * kStride;
         unpoison(window, kStride);
-        block.window_end = kFirst + block.dynamic_bytes;
+        block.window_end = kFirstShared + block.dynamic_bytes;
         memset(window, kCanary, std::min(block.window_end + kFilled, kStride));
-        memset(window + kFirst, 0xff, block.dynamic_bytes);
+        memset(window + kFirstShared, 0xff, block.dynamic_bytes);
         poison(window, kStride);
-        unpoison(window + kFirst, block.dynamic_bytes);
+        unpoison(window + kFirstShared, block.dynamic_bytes);
         for (Thread& thread : block.threads) {
             thread.where.window = window;
-            thread.where.dynamic = window + kFirst;
+            thread.where.dynamic = window + kFirstShared;
         }
     }
 }
@@ -79,8 +80,8 @@ void check_windows(Grid& grid) {
     for (auto& block : grid.blocks) {
         uint8_t* window = block->threads[0].where.window;
         unpoison(window, kStride);
-        size_t end = kFirst + block->dynamic_bytes;
-        check_gap(*block, window, 0, kFirst, "nothing (before dynamic shared memory)");
+        size_t end = kFirstShared + block->dynamic_bytes;
+        check_gap(*block, window, 0, kFirstShared, "nothing (before dynamic shared memory)");
         std::string last = "dynamic shared memory";
         for (const SharedVariable& v : block->shared) {
             const size_t start = static_cast<size_t>(v.place - window);
@@ -94,16 +95,14 @@ void check_windows(Grid& grid) {
 
 uint32_t shared_address(const void* pointer, const char* instruction) {
     const auto offset = static_cast<size_t>(static_cast<const uint8_t*>(pointer) - current().where.window);
-    if (offset < kFirst || offset >= current_block().window_end)
+    if (offset < kFirstShared || offset >= current_block().window_end)
         fail("shared-out-of-bounds", "%s: %p is not in the shared memory of the block", instruction, pointer);
     return static_cast<uint32_t>(offset);
 }
 
-uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instruction) {
-    if (address < kFirst || address + bytes > current_block().window_end)
-        fail("shared-out-of-bounds", "%s: shared addresses %u to %u, the block has %zu to %zu", instruction, address,
-             address + bytes - 1, kFirst, current_block().window_end - 1);
-    return current().where.window + address;
+void not_shared(uint32_t address, uint32_t bytes, const char* instruction) {
+    fail("shared-out-of-bounds", "%s: shared addresses %u to %u, the block has %zu to %zu", instruction, address,
+         address + bytes - 1, kFirstShared, current_block().window_end - 1);
 }
 
 uint8_t* shared_of_rank(const void* pointer, unsigned rank) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -25,9 +26,15 @@ struct Block;
 struct Thread;
 using Waiters = std::vector<Thread*>;
 
+// Actions one behind the other: a head, and what it does it with.
 struct AsyncQueue {
-    std::vector<Action> open;
-    std::vector<std::vector<Action>> groups;  // few; a deque allocates before it has any
+    struct alignas(16) Head {
+        void (*run)(const void* action);
+        size_t heads;  // that what follows takes
+    };
+    std::vector<Head> actions;
+    std::vector<size_t> ends;        // of the groups that are committed, in `actions`
+    size_t begin = 0, finished = 0;  // the first action, and the first group, that has not run
 };
 
 struct Accumulators {
@@ -59,7 +66,7 @@ struct Collective {
     uint32_t mask = 0, arrived = 0;
     unsigned generation = 0;
     const char* what = nullptr;
-    LaneData in[32], out[2][32];  // two: a lane may still read one round while others fill the next
+    LaneData data[2][32];  // of two rounds: a lane may still read one while others fill the next
     Waiters waiters;
 };
 
@@ -113,6 +120,7 @@ struct Grid {
 
     Order order = Order::fifo;
     bool eager = false;
+    int compute_capability = 0;
     std::mt19937 random;
     std::vector<std::unique_ptr<Block>> blocks;  // that run together: of a cluster, or all of a cooperative grid
     ClusterBarrier cluster_barrier;
@@ -126,13 +134,16 @@ struct Grid {
     dim3 together() const { return cooperative ? grid : cluster; }  // blocks that run together
 };
 
-// The grid of this host thread, or null. Threads ask for it at each rendezvous: this model needs no call for its
-// address.
-extern constinit thread_local Grid* running __attribute__((tls_model("initial-exec")));
+// The grid of this host thread, or null.
+extern constinit thread_local Grid* running;
 inline Thread& current() { return *running->current; }
 inline Block& current_block() { return *running->current->block; }
 
 inline constexpr uint8_t kCanary = 0xa5;  // around allocations and shared variables
+// By memcmp with itself one byte on, which is fast: this runs for every allocation after every kernel.
+inline bool all_canary(const uint8_t* begin, const uint8_t* end) {
+    return begin == end || (*begin == kCanary && !memcmp(begin, begin + 1, static_cast<size_t>(end - begin) - 1));
+}
 inline size_t align_up(size_t value, size_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 // What kernels may not touch, for AddressSanitizer. Not its macros: they do nothing in code that is not instrumented.

@@ -64,7 +64,7 @@ static Collective& find_collective(uint32_t mask, const char* what) {
     if (!found) {
         found = &block.warps[warp].emplace_back();
         found->mask = mask;
-        memset(found->in, 0xff, sizeof found->in);  // of lanes that the block does not have
+        memset(found->data, 0xff, sizeof found->data);  // of lanes that the block does not have
     }
     if (found->arrived && found->what != what && strcmp(found->what, what))
         fail("warp-divergence", "%s with mask %08x, while lanes %08x of the warp are at %s", what, mask, found->arrived,
@@ -84,12 +84,11 @@ const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, 
         fail("warp-mask", "%s: mask %08x names lane %d, which has exited", what, mask, std::countr_zero(exited));
     Collective& c = find_collective(mask, what);
     c.what = what;
-    c.in[lane] = mine;
+    const LaneData* all = c.data[c.generation & 1];
+    c.data[c.generation & 1][lane] = mine;
     c.arrived |= 1u << lane;
     if (memory) release(&c);
-    const unsigned generation = c.generation;
     if (c.arrived == mask) {
-        std::copy(c.in, c.in + 32, c.out[generation & 1]);
         c.arrived = 0;
         ++c.generation;
         wake(c.waiters);
@@ -97,7 +96,7 @@ const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, 
         block_on(c.waiters, &c, describe_collective);
     }
     if (memory) acquire(&c);
-    return c.out[generation & 1];
+    return all;
 }
 
 // ---- barriers -------------------------------------------------------------------------------------------------------
@@ -166,39 +165,49 @@ void cluster_sync() {
 
 // ---- asynchronous work of a thread ----------------------------------------------------------------------------------
 
-void async_push(Queue queue, Action action) {
-    if (eager()) {
-        run(action);
-        return;
-    }
+static constexpr size_t kForgotten = 4096;  // 64 KiB that have run are taken out of a queue that is never empty
+static AsyncQueue& queue_of(Thread& thread, Queue queue) { return thread.queues[static_cast<size_t>(queue)]; }
+
+void async_push(Queue queue, void (*run)(const void* action), const void* action, size_t bytes) {
     Quiet quiet;
-    current().queues[static_cast<size_t>(queue)].open.push_back(std::move(action));
+    using Head = AsyncQueue::Head;
+    std::vector<Head>& actions = queue_of(current(), queue).actions;
+    const size_t place = actions.size(), heads = (bytes + sizeof(Head) - 1) / sizeof(Head);
+    actions.resize(place + 1 + heads);
+    actions[place] = {run, heads};
+    memcpy(static_cast<void*>(&actions[place + 1]), action, bytes);
 }
 void async_commit(Queue queue) {
     Quiet quiet;
-    AsyncQueue& q = current().queues[static_cast<size_t>(queue)];
-    q.groups.push_back(std::move(q.open));
-    q.open.clear();
+    AsyncQueue& q = queue_of(current(), queue);
+    q.ends.push_back(q.actions.size());
 }
 void async_wait(Queue queue, unsigned keep) {
-    auto& groups = current().queues[static_cast<size_t>(queue)].groups;
-    while (groups.size() > keep) {
-        for (Action& action : groups.front()) run(action);
-        Quiet quiet;
-        groups.erase(groups.begin());
-    }
+    AsyncQueue& q = queue_of(current(), queue);
+    for (; async_pending(queue) > keep; ++q.finished)
+        while (q.begin < q.ends[q.finished]) {
+            const AsyncQueue::Head head = q.actions[q.begin];
+            head.run(&q.actions[q.begin + 1]);
+            q.begin += 1 + head.heads;
+        }
+    if (q.begin < q.actions.size() && q.begin < kForgotten) return;
+    Quiet quiet;
+    q.actions.erase(q.actions.begin(), q.actions.begin() + static_cast<ptrdiff_t>(q.begin));
+    q.ends.erase(q.ends.begin(), q.ends.begin() + static_cast<ptrdiff_t>(q.finished));
+    for (size_t& end : q.ends) end -= q.begin;
+    q.begin = q.finished = 0;
 }
 unsigned async_pending(Queue queue) {
-    return static_cast<unsigned>(current().queues[static_cast<size_t>(queue)].groups.size());
+    const AsyncQueue& q = queue_of(current(), queue);
+    return static_cast<unsigned>(q.ends.size() - q.finished);
 }
 
 void thread_exits(Thread& thread) {
     if (!thread.accumulators.empty()) fail("async-in-flight", "the thread exits with wgmma it has not waited for");
-    AsyncQueue& copies = thread.queues[static_cast<size_t>(Queue::copy)];
     async_commit(Queue::copy);
     async_wait(Queue::copy, 0);
     Quiet quiet;
-    copies = {};
+    queue_of(thread, Queue::copy) = {};
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Builds the program of C++ tests and the fake NCCL with g++ alone, under a sanitizer or without.
 
-Processes that share a folder take turns.
+Processes that share a folder take turns. As a command, `python cpp_build.py MESON_BUILD`, it builds both for
+AddressSanitizer on the core that Meson has compiled for it there (tools/sanitize.sh), and prints where they are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -78,9 +80,11 @@ class Builder:
     kind: str  # a key of SANITIZE
     compiler: str = "g++"
 
-    def program(self, sources: Iterable[Path], name: str, flags: Sequence[str] = ()) -> Path:
-        """An executable; `flags` are the last ones of the command."""
-        return self._link(list(sources), name, list(flags))
+    def program(
+        self, sources: Iterable[Path], name: str, flags: Sequence[str] = (), archives: Sequence[Path] = ()
+    ) -> Path:
+        """An executable; `flags` are the last ones of the command. What `archives` have it takes from there."""
+        return self._link(list(sources), name, list(flags), list(archives))
 
     def library(
         self, sources: Iterable[Path], name: str, defines: Sequence[str] = (), flags: Sequence[str] = ()
@@ -88,7 +92,7 @@ class Builder:
         """A shared library; `flags` are the last ones of the command."""
         return self._link(list(sources), name, ["-shared", *(f"-D{define}" for define in defines), *flags])
 
-    def _link(self, sources: list[Path], name: str, flags: list[str]) -> Path:
+    def _link(self, sources: list[Path], name: str, flags: list[str], archives: Sequence[Path] = ()) -> Path:
         flags = [*FLAGS, *SANITIZE[self.kind], *flags]
         digest = hashlib.sha256(repr((self.compiler, flags)).encode())
         for path in [*sources, *sorted(HEADERS)]:
@@ -96,15 +100,15 @@ class Builder:
         target = self.folder / f"{name}-{self.kind}-{digest.hexdigest()[:16]}"
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not target.exists():
+            if not target.exists() or archives:  # which may have changed
                 for old in self.folder.glob(f"{name}-{self.kind}-*"):
                     old.unlink()
-                self._make(target, sources, flags)
+                self._make(target, sources, flags, archives)
         return target
 
-    def _make(self, target: Path, sources: list[Path], flags: list[str]) -> None:
+    def _make(self, target: Path, sources: list[Path], flags: list[str], archives: Sequence[Path]) -> None:
         made: list[Path] = []
-        for part in (CORE + ENGINE, CPP_TESTS):
+        for part in (CORE, ENGINE, CPP_TESTS):  # each by itself: ccache knows the core of one program in another one
             found = [path for path in sources if path in part]
             for begin in range(0, len(found), UNITY):
                 text = "".join(f'#include "{source.relative_to(ROOT)}"\n' for source in found[begin : begin + UNITY])
@@ -120,7 +124,7 @@ class Builder:
                     zip(units, objects, strict=True),
                 )
             )
-        _run(self.compiler, ["-o", f"{target}.part", *map(str, objects), "-ldl"], flags)
+        _run(self.compiler, ["-o", f"{target}.part", *map(str, objects), *map(str, archives), "-ldl"], flags)
         os.replace(f"{target}.part", target)
         for path in (*objects, *made):
             path.unlink()
@@ -131,3 +135,17 @@ def _run(compiler: str, arguments: list[str], flags: list[str]) -> None:
     done = subprocess.run([*command, *flags, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0 or done.stderr:  # a warning is an error
         raise RuntimeError(f"{' '.join(arguments)}\n{done.stderr}")
+
+
+def _build_on(meson_build: Path) -> tuple[Path, Path]:
+    """The program of C++ tests and the fake NCCL, of which Meson has compiled what is not of the tests."""
+    builder = Builder(meson_build / "cpp-tests", "address")
+    builder.folder.mkdir(exist_ok=True)
+    archives = [meson_build / "libinfinilm_core.a", *sorted((meson_build / "src/cpu").glob("*.a"))]
+    # The tests have a backend of their own, which comes first.
+    program = builder.program(CPP_TESTS, "cpp-tests", ["-Wl,-z,muldefs"], archives)
+    return program, builder.library([FAKE_NCCL], "fake-nccl")
+
+
+if __name__ == "__main__":
+    print(*_build_on(Path(sys.argv[1]).resolve()), sep=":")

@@ -1,6 +1,7 @@
-"""The C++ tests of communicators, rank workers, thread pools and the engine, under both sanitizers.
+"""The C++ tests of communicators, rank workers, thread pools and the engine, under ThreadSanitizer.
 
-The thorough profile runs them plain, too, which is another compilation of the engine and the same tests.
+tools/sanitize.sh runs them under AddressSanitizer, for which it has compiled the engine anyway. The thorough profile
+compiles the engine for this, and for running them plain.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ ENVIRONMENT = {
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
 }
 PATIENCE = 300  # seconds for a test; none takes more than a few, where the machine has nothing else to do
+# What tools/sanitize.sh has compiled for AddressSanitizer: the program and the fake NCCL.
+FOR_ADDRESSES = os.environ.get("INFINILM_CPP_TESTS", "")
+KINDS = ["address"] if FOR_ADDRESSES else list(SANITIZE) if THOROUGH else ["thread"]
 Build = Callable[[str], Builder]
 
 
@@ -106,22 +110,25 @@ def run(program: Path, *arguments: str, nccl: Path | str = "") -> subprocess.Com
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SANITIZE if kind != "plain" or THOROUGH])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_cpp(build: Build, kind: str, name: str) -> None:
     """An audit found: ncclCommAbort returns before anything is freed. Now: Refuted: since NCCL 2.22 the destroying
     calls wait, whatever the communicator is (ncclAsyncLaunch in src/group.cc, destroyFlag). Still, groups without
     failure are finalised and destroyed, and aborted ones waited for.
     """
-    nccl = build(kind).library([FAKE_NCCL], "fake-nccl") if name.startswith("nccl") else ""
+    if FOR_ADDRESSES:
+        program, nccl = map(Path, FOR_ADDRESSES.split(":"))
+    else:
+        program, nccl = build(kind).program([*CORE, *TESTS], "cpp-tests"), build(kind).library([FAKE_NCCL], "fake-nccl")
     rounds = 0 if kind == "plain" else NAMES[name]
-    done = run(build(kind).program([*CORE, *TESTS], "cpp-tests"), name, str(rounds), nccl=nccl)
+    done = run(program, name, str(rounds), nccl=nccl if name.startswith("nccl") else "")
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
 
 
 def test_all_cpp_tests_run(build: Build) -> None:
-    listed = run(build("address").program([*CORE, *TESTS], "cpp-tests")).stdout.split()
+    listed = run(build("thread").program([*CORE, *TESTS], "cpp-tests")).stdout.split()
     assert {*listed} == {*NAMES, "nccl_library_error"}
 
 
@@ -140,12 +147,12 @@ def test_nccl_library(build: Build, library: str, message: str) -> None:
     path = Path("/nowhere/libnccl.so.2")
     if library != "missing":
         path = build("plain").library([FAKE_NCCL], f"nccl-{library.lower()}", [library])
-    done = run(build("address").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error", nccl=path)
+    done = run(build("thread").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error", nccl=path)
     assert done.returncode == 0 and message.format(path=path) in done.stdout
 
 
 def test_no_nccl_on_the_system(build: Build) -> None:
-    done = run(build("address").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error")
+    done = run(build("thread").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error")
     if done.stdout.startswith("\n"):
         return  # there is one
     assert "needs NCCL, and libnccl.so.2 cannot be opened" in done.stdout
@@ -153,5 +160,5 @@ def test_no_nccl_on_the_system(build: Build) -> None:
 
 
 def test_the_bench_runs(build: Build) -> None:
-    done = run(build("plain").program([*CORE, BENCH], "all-reduce-bench"), "--ranks", "2", "--seconds", "0.02")
+    done = run(build("thread").program([*CORE, BENCH], "all-reduce-bench"), "--ranks", "2", "--seconds", "0.02")
     assert done.returncode == 0 and done.stdout.count("KiB") >= 4, done.stdout + done.stderr
