@@ -164,10 +164,7 @@ OF_8_BITS = ((32, 0), (64, 0), (72, 0), (96, 0), (128, 0), (200, 0), (96, 64), (
 
 @pytest.mark.parametrize(
     ("dims", "cache", "window", "order"),
-    [
-        (dims, ("int8", "fp8")[i % 2], (0, 130)[i // 2 % 2], ORDERS[i % len(ORDERS)])
-        for i, dims in enumerate(OF_8_BITS)
-    ],
+    [(dims, ("int8", "fp8")[i % 2], (0, 130)[i // 2 % 2], ORDERS[i % len(ORDERS)]) for i, dims in enumerate(OF_8_BITS)],
 )
 def test_cache_of_8_bits(emulate: Run, dims: tuple[int, int], cache: str, window: int, order: tuple[str, str]) -> None:
     """Decode over several chunks, split and whole, and prompts: the bits of a cache in 16 bits with the same values."""
