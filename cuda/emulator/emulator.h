@@ -21,7 +21,7 @@ struct Where {
     uint8_t* dynamic;          // dynamic shared memory, 1024-byte aligned, inside the window
     const size_t* window_end;  // the address behind the shared memory that the block has
 };
-// Of the thread that runs. Kernels ask at every step: no call is needed.
+// Where the thread is that runs. Kernels ask at every step, and need no call for it.
 extern constinit thread_local const Where* here;
 inline const Where& where() { return *here; }
 inline unsigned lane() { return where().linear % 32; }
