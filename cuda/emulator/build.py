@@ -26,7 +26,7 @@ Sanitizer = Literal["address", "thread"]
 
 # In kernels reading a uint4 as eight bf16 breaks silently at -O2, or with strict aliasing. GNU unique symbols would be
 # shared between the libraries that a test process loads. -g1 is what reports of sanitizers need; -g takes half as long
-# again to compile. Threads ask for their grid at each rendezvous: this model of thread-local variables needs no call.
+# again to compile.
 COMMON = [
     "-std=c++20",
     "-O1",
@@ -34,7 +34,6 @@ COMMON = [
     "-fPIC",
     "-fno-gnu-unique",
     "-fno-strict-aliasing",
-    "-ftls-model=initial-exec",
     "-Wall",
     "-Wextra",
     "-DINFINILM_CUDA_EMULATOR",

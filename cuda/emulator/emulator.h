@@ -21,8 +21,10 @@ struct Where {
     uint8_t* dynamic;          // dynamic shared memory, 1024-byte aligned, inside the window
     const size_t* window_end;  // the address behind the shared memory that the block has
 };
-// Where the thread is that runs. Kernels ask at every step, and need no call for it.
-extern constinit thread_local const Where* here;
+// A thread-local variable that is read without a call: for few and small ones, as a process has little room for them.
+#define INFINILM_NEAR_THREAD_LOCAL constinit thread_local __attribute__((tls_model("initial-exec")))
+// Where the thread is that runs. Kernels ask at every step.
+extern INFINILM_NEAR_THREAD_LOCAL const Where* here;
 inline const Where& where() { return *here; }
 inline unsigned lane() { return where().linear % 32; }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 #ifdef INFINILM_EMULATOR_ASAN
 #include <sanitizer/asan_interface.h>
@@ -49,8 +50,12 @@ namespace infinilm::emulator {
 namespace {
 
 constexpr size_t kGuard = 4096;
-// The fiber of the host thread, whose own context schedules.
-thread_local Fiber scheduler;
+// The fiber of the host thread, whose own context schedules. Not in the thread-local memory itself, where a context of
+// ucontext has no room beside variables that are read without a call.
+Fiber& scheduler() {
+    static thread_local const auto fiber = std::make_unique<Fiber>();
+    return *fiber;
+}
 
 struct Slab {
     char* memory = nullptr;
@@ -110,12 +115,12 @@ void destroy([[maybe_unused]] Fiber& fiber) {
 
 void enter_scheduler() {
 #ifdef INFINILM_EMULATOR_TSAN
-    scheduler.tsan = __tsan_get_current_fiber();
+    scheduler().tsan = __tsan_get_current_fiber();
 #endif
 }
 
-void resume(Fiber& fiber) { switch_fibers(scheduler, fiber); }
-void suspend(Fiber& fiber, bool for_ever) { switch_fibers(fiber, scheduler, for_ever); }
+void resume(Fiber& fiber) { switch_fibers(scheduler(), fiber); }
+void suspend(Fiber& fiber, bool for_ever) { switch_fibers(fiber, scheduler(), for_ever); }
 void pass(Fiber& from, Fiber& to) { switch_fibers(from, to); }
 
 // The first fiber that a host thread starts comes from the scheduler, whose stack is the same ever after.
@@ -124,7 +129,8 @@ void started() {
     const void* stack;
     size_t bytes;
     __sanitizer_finish_switch_fiber(nullptr, &stack, &bytes);
-    if (!scheduler.stack) scheduler.stack = static_cast<char*>(const_cast<void*>(stack)), scheduler.stack_bytes = bytes;
+    if (!scheduler().stack)
+        scheduler().stack = static_cast<char*>(const_cast<void*>(stack)), scheduler().stack_bytes = bytes;
 #endif
 }
 
@@ -168,12 +174,12 @@ void pass_knowledge([[maybe_unused]] const void* from, [[maybe_unused]] const vo
 AsScheduler::AsScheduler() {
 #ifdef INFINILM_EMULATOR_TSAN
     fiber_ = __tsan_get_current_fiber();
-    if (fiber_ != scheduler.tsan) __tsan_switch_to_fiber(scheduler.tsan, __tsan_switch_to_fiber_no_sync);
+    if (fiber_ != scheduler().tsan) __tsan_switch_to_fiber(scheduler().tsan, __tsan_switch_to_fiber_no_sync);
 #endif
 }
 AsScheduler::~AsScheduler() {
 #ifdef INFINILM_EMULATOR_TSAN
-    if (fiber_ != scheduler.tsan) __tsan_switch_to_fiber(fiber_, __tsan_switch_to_fiber_no_sync);
+    if (fiber_ != scheduler().tsan) __tsan_switch_to_fiber(fiber_, __tsan_switch_to_fiber_no_sync);
 #endif
 }
 

@@ -16,8 +16,8 @@
 
 namespace infinilm::emulator {
 
-constinit thread_local Grid* running = nullptr;
-constinit thread_local const Where* here = nullptr;
+INFINILM_NEAR_THREAD_LOCAL Grid* running = nullptr;
+INFINILM_NEAR_THREAD_LOCAL const Where* here = nullptr;
 
 namespace {
 

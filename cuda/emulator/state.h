@@ -135,7 +135,7 @@ struct Grid {
 };
 
 // The grid of this host thread, or null.
-extern constinit thread_local Grid* running;
+extern INFINILM_NEAR_THREAD_LOCAL Grid* running;
 inline Thread& current() { return *running->current; }
 inline Block& current_block() { return *running->current->block; }
 
