@@ -215,7 +215,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, clip_qkv: float = 0.0, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -301,6 +301,15 @@ class AttentionSpec:
 
     @out_bias.setter
     def out_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def clip_qkv(self) -> float:
+        """
+        Elements of q, k and v are clipped to -clip_qkv and clip_qkv; 0: they stay.
+        """
+
+    @clip_qkv.setter
+    def clip_qkv(self, arg: float, /) -> None: ...
 
     @property
     def sinks(self) -> bool:
@@ -1515,7 +1524,7 @@ class MtpSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, altup: AltUpSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, embedding_norm: bool = False, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', norm_weights: bool = True, pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, altup: AltUpSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, embedding_norm: bool = False, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1565,6 +1574,13 @@ class ModelSpec:
 
     @norm.setter
     def norm(self, arg: str, /) -> None: ...
+
+    @property
+    def norm_weights(self) -> bool:
+        """Norms have weights; else they have neither weights nor biases."""
+
+    @norm_weights.setter
+    def norm_weights(self, arg: bool, /) -> None: ...
 
     @property
     def pre_norms(self) -> bool:

@@ -124,6 +124,8 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "qwen2_vl": transformers.Qwen2VLConfig().text_config,
         "qwen3_vl_moe": transformers.Qwen3VLMoeConfig().text_config,
         "glm4v": transformers.Glm4vConfig().text_config,
+        "nanochat": transformers.NanoChatConfig(),
+        "olmo": transformers.OlmoConfig(),
         "olmo3": transformers.Olmo3Config(),
         "gpt_oss": transformers.GptOssConfig(),
         "cohere": transformers.CohereConfig(),

@@ -186,6 +186,8 @@ void validate(const ModelSpec& spec) {
                  "vocab_size, hidden_size, num_layers and max_model_len must be positive, got ", spec.vocab_size, ", ",
                  spec.hidden_size, ", ", spec.num_layers, ", ", spec.max_model_len);
     require_spec(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
+    require_spec(spec.norm_weights || (spec.norm != NormKind::layer_bias && spec.norm_offset == 0),
+                 "norms without weights have neither biases nor an offset of their weights");
     require_spec(spec.stream_norms == StreamNorms::none || (spec.pre_norms && !spec.parallel_blocks),
                  "stream_norms are norms of what each sublayer reads alone");
     require_spec(spec.lm_head || (spec.tie_word_embeddings && !spec.mtp),

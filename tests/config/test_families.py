@@ -244,7 +244,8 @@ def test_some_families_normalise_q_and_k():
         ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim is 16 and hidden_size is 32; only embeddings as"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before must be True in OPTForCausalLM"),
         ("mpt", {"attn_config": 3}, "attn_config must be an object; got 3"),
-        ("mpt", {"attn_config": {"clip_qkv": 6}}, "attn_config: clip_qkv must be None in MptForCausalLM; got 6"),
+        ("mpt", {"attn_config": {"clip_qkv": "6"}}, "clip_qkv must be a finite number > 0; got '6'"),
+        ("olmo", {"clip_qkv": 0}, "clip_qkv must be a finite number > 0; got 0"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config: alibi must be True in MptForCausalLM; got False"),
         ("llama", {"norm_head": True}, "the lm_head of this family counts as it is"),
         ("axk1", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc' or None in AXK1ForCausalLM"),
@@ -479,6 +480,7 @@ def test_build_spec_fills_every_field():
         "dtype": "bfloat16",
         "quantization": "none",
         "norm": "rms",
+        "norm_weights": True,
         "stream_norms": "none",
         "parallel_blocks": False,
         "parallel_norms": False,
@@ -528,6 +530,7 @@ def layer_with(sliding_window):
             "q_rope": -1,
             "inputs": 1,
             "kv_owner": -1,
+            "clip_qkv": 0.0,
             "qkv_bias": True,
             "out_bias": True,
             "qk_norm": "head",
@@ -979,3 +982,15 @@ def test_bases_of_rope_by_layer() -> None:
 def test_bases_of_rope_that_are_not_supported(more: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LlamaConfig(model_type="granite_swa", num_hidden_layers=5, **more)
+
+
+def test_clipped_queries_keys_and_values() -> None:
+    """MPT has the bound inside of `attn_config`, where 0 means that there is none."""
+    for values, bound in (
+        ({"model_type": "olmo", "clip_qkv": 8}, 8),
+        ({"model_type": "olmo", "clip_qkv": None}, 0),
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}}, 6),
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 0}}, 0),
+    ):
+        spec = build_spec(LlamaConfig.from_dict(values), dtype="float32", max_model_len=8)
+        assert {layer.mixer.clip_qkv for layer in spec.layers} == {bound}

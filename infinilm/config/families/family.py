@@ -100,10 +100,12 @@ class Family:
     # The weights of a token's experts are scaled to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"
     norm_offset: float = 0  # added to the weights of norms
+    norm_weights: bool = True  # else norms have neither weights nor biases
     scaled_embedding: bool = False  # by the root of hidden_size
     # The elements of a head that RoPE turns together in the checkpoint: i and i + rotary_dim / 2, or 2i and 2i + 1. The
     # engine has halves: rows of q_proj and k_proj change places when they are read.
     rope_pairs: Literal["halves", "neighbours"] = "halves"
+    rope_backwards: bool = False  # RoPE turns by the negative of a position
     indexer_turns_neighbours: bool = True  # RoPE of an indexer turns what that of its layer does; else halves
     # Layers without a window have no RoPE: always, or where sliding_window is set.
     rope_needs_window: bool | Literal["where set"] = False

@@ -71,6 +71,7 @@ __all__ = [
     "MODERN_BERT",
     "MPNET",
     "MPT",
+    "NANOCHAT",
     "NEMOTRON_H",
     "NOMIC_BERT",
     "OF_MISTRAL_OWN",
@@ -732,6 +733,8 @@ PHI = TensorNames(
     outside={"norm": "final_layernorm"},
     renamed={"self_attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"},
 )
+
+NANOCHAT = TensorNames(renamed={"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"})
 
 GPT_NEOX = TensorNames(
     (("gpt_neox.", ""),),

@@ -91,7 +91,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "alibi": (_NEVER, "positions come from RoPE only"),
         "use_qk_norm": (_NEVER, "norms of q and k are not computed in this family"),
         "qk_layernorm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
-        "clip_qkv": ((None,), "clipped q, k and v are not supported"),
+        "clip_qkv": ((None,), "q, k and v are not clipped in this family"),
         "query_pre_attn_scalar": ((None,), "attention scores are scaled by head_dim ** -0.5 in this family"),
         "attn_logit_softcapping": ((None,), "this family has no soft caps"),
         "final_logit_softcapping": ((None,), "this family has no soft caps"),

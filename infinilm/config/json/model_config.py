@@ -147,6 +147,9 @@ class ModelConfig(ModelFields):
         values; whether RoPE turns elements 2i and 2i + 1 together, not i and i + qk_rope_head_dim / 2.
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
+    clip_qkv
+        None: elements of q, k and v are clipped to lie between -clip_qkv and clip_qkv, where a family has that (OLMo 1,
+        MPT).
     norm_head
         False: whether the columns of lm_head count as divided by their lengths, where a family has the choice (Ling 1).
     use_parallel_residual, num_ln_in_parallel_attn

@@ -537,7 +537,7 @@ def _heads_of_falcon(values: dict[str, Any], family: Family) -> None:
 
 
 def _attention_of_mpt(values: dict[str, Any], family: Family) -> None:
-    """Check MPT's `attn_config`, of which one kind of attention is here: all heads, with ALiBi."""
+    """Bring MPT's `attn_config` to the keys of others. One kind of attention is here: all heads, with ALiBi."""
     own = values.pop("attn_config", None)
     if own is None:
         return
@@ -547,7 +547,6 @@ def _attention_of_mpt(values: dict[str, Any], family: Family) -> None:
         "attn_type": ("multihead_attention",),
         "alibi": (True,),
         "alibi_bias_max": (8,),
-        "clip_qkv": (None,),
         "prefix_lm": (False,),
         "qk_ln": (False,),
         "softmax_scale": (None,),
@@ -557,6 +556,8 @@ def _attention_of_mpt(values: dict[str, Any], family: Family) -> None:
             raise ConfigError(
                 f"attn_config: {key} must be {allowed[0]!r} in {family.architecture}; got {short_repr(own[key])}"
             )
+    values["attn_config: clip_qkv"] = own.get("clip_qkv") or None  # 0 clips nothing
+    rename(values, "attn_config: clip_qkv", "clip_qkv")
 
 
 def _logit_scale(values: dict[str, Any], family: Family) -> None:

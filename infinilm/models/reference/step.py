@@ -96,7 +96,9 @@ class Step:
         if self.spec.norm != "rms":
             x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        weight = self.weight(name) + self.scalar(self.spec.norm_offset)
         eps = self.spec.rms_norm_eps if eps is None else eps
-        normed: Array = x / np.sqrt(mean_square + eps) * weight
+        normed: Array = x / np.sqrt(mean_square + eps)
+        if not self.spec.norm_weights:
+            return normed
+        normed = normed * (self.weight(name) + self.scalar(self.spec.norm_offset))
         return normed + self.weight(name, "bias") if self.spec.norm == "layer_bias" else normed
