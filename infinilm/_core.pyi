@@ -780,7 +780,7 @@ class MlpSpec:
 class ExpertsSpec:
     """Experts, of which each token goes to some."""
 
-    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False, post_norm: bool = False) -> None: ...
+    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False, post_norm: bool = False, out_multiplier: float = 1.0) -> None: ...
 
     @property
     def count(self) -> int: ...
@@ -888,6 +888,13 @@ class ExpertsSpec:
 
     @post_norm.setter
     def post_norm(self, arg: bool, /) -> None: ...
+
+    @property
+    def out_multiplier(self) -> float:
+        """Multiplies what they add."""
+
+    @out_multiplier.setter
+    def out_multiplier(self, arg: float, /) -> None: ...
 
     def __repr__(self) -> str: ...
 

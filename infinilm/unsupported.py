@@ -87,11 +87,6 @@ REFUSED: tuple[Refused, ...] = (
         "MiMoV2FlashForCausalLM",
     ),
     Refused(
-        "Cohere2MoeForCausalLM",
-        "`shared_expert_combination_strategy`, `expert_selection_fn`",
-        "Cohere2ForCausalLM",
-    ),
-    Refused(
         "BailingHybridForCausalLM KimiK3ForCausalLM OlmoHybridForCausalLM",
         "other delta rules: decays with a lower bound (`kda_lower_bound`) and a gate of each head of latent attention; "
         "`linear_allow_neg_eigval`",

@@ -250,7 +250,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         num_layers=config.num_hidden_layers,
         max_model_len=max_model_len,
         rms_norm_eps=float(config.rms_norm_eps),
-        norm=family.norm,
+        norm=_norm(family, config),
         norm_weights=family.norm_weights,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
@@ -454,6 +454,12 @@ def _ropes(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], 
 def _rope(table: tuple[Frequencies, float], sign: int) -> RopeSpec:
     inv_freq, attention_factor = table
     return RopeSpec((sign * inv_freq).tolist(), attention_factor)
+
+
+def _norm(family: Family, config: ModelFields) -> str:
+    if family.norm != "use_rms_norm":
+        return family.norm
+    return "rms" if as_boolean("use_rms_norm", config.use_rms_norm, error=ConfigError) else "layer"
 
 
 def _qk_norm(family: Family, config: ModelFields) -> str:

@@ -110,7 +110,7 @@ Layer make_layer(const ModelSpec& spec, int layer, const std::vector<Layer>& bef
              .has_post_norm = post_norms || (own.experts && own.experts->post_norm),
              .is_beside = spec.parallel_blocks,
              .norm_multiplier = own.mlp ? own.mlp->in_multiplier : 1,
-             .multiplier = own.mlp ? own.mlp->out_multiplier : 1});
+             .multiplier = own.mlp ? own.mlp->out_multiplier : own.experts->out_multiplier});
     if (spec.own_vectors)
         out.sublayers.push_back({.body = OwnVector(spec, layer, plan),
                                  .norm_site = std::nullopt,

@@ -88,10 +88,10 @@ void check_layer(const ModelSpec& model, const LayerSpec& layer) {
     }
     require_spec(!layer.laurel || (layer.mixer && !layer.mixer_beside),
                  "a learned residual layer is the second way around one mixer");
-    require_spec(!layer.experts || !model.parallel_blocks,
-                 "experts read a norm of their own: parallel_blocks is of models whose layers all have an MLP");
-    require_spec(!(layer.mlp && layer.experts) || (model.pre_norms && model.post_norms && !layer.experts->shared),
-                 "experts beside an MLP need norms before and after, and none of all tokens");
+    require_spec(!(layer.mlp && layer.experts) || (model.pre_norms && model.post_norms && !model.parallel_blocks &&
+                                                   !layer.experts->shared && layer.experts->out_multiplier == 1),
+                 "experts beside an MLP need norms before and after, and have neither one of all tokens nor a "
+                 "multiplier of what they add");
 }
 
 std::vector<LayerSpec> layers_and_head(const ModelSpec& model) {

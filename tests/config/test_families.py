@@ -583,6 +583,7 @@ def test_build_spec_of_experts():
         "latent_size": 0,
         "weigh_inputs": False,
         "post_norm": False,
+        "out_multiplier": 1.0,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [True, False, True]
 
@@ -609,6 +610,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "latent_size": 0,
         "weigh_inputs": False,
         "post_norm": False,
+        "out_multiplier": 1.0,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [False, True, True]
     assert [layer["mlp"] is None for layer in written["layers"]] == [False, True, True]
@@ -994,3 +996,29 @@ def test_clipped_queries_keys_and_values() -> None:
     ):
         spec = build_spec(LlamaConfig.from_dict(values), dtype="float32", max_model_len=8)
         assert {layer.mixer.clip_qkv for layer in spec.layers} == {bound}
+
+
+def test_layers_of_cohere_with_experts() -> None:
+    """Windows begin anew behind the layers without experts, which turn whether they have a window or not."""
+    config = LlamaConfig.from_dict(
+        {
+            **{
+                "model_type": "cohere2_moe",
+                "num_hidden_layers": 6,
+                "first_k_dense_replace": 2,
+                "num_shared_experts": 1,
+            },
+            **{"sliding_window_pattern": 3, "intermediate_size": 24, "prefix_dense_intermediate_size": 40},
+        }
+    )
+    full, slides = "full_attention", "sliding_attention"
+    assert config.layer_types == [full, full, slides, slides, full, slides]
+    assert config.no_rope_layers == [1, 1, 1, 1, 0, 1]
+    spec = build_spec(config, dtype="float32", max_model_len=8)
+    assert spec.norm == "layer" and [bool(layer.experts) for layer in spec.layers] == [False] * 2 + [True] * 4
+    assert (spec.layers[0].mlp.intermediate_size, spec.layers[2].experts.shared.intermediate_size) == (40, 24)
+    assert spec.layers[2].experts.out_multiplier == 0.5
+    assert LlamaConfig.from_dict(config.to_dict()) == config
+    for key in ("expert_selection_fn", "shared_expert_combination_strategy"):
+        with pytest.raises(ConfigError, match=rf"{key} must be .* or .*; got 'product'"):
+            LlamaConfig.from_dict({"model_type": "cohere2_moe", key: "product"})

@@ -111,6 +111,8 @@ GOLDEN = (
     "llama4-text",
     "olmoe",
     "granite-moe-shared",
+    "cohere2-moe",
+    "cohere2-moe-rms",
     "hunyuan-moe",
     "glm4-moe",
     "glm4v-moe",

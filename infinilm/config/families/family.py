@@ -64,7 +64,9 @@ class Family:
     # A sublayer norms its input (pre) and its output (post) before that is added to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
-    norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
+    # LayerNorm takes off the mean first; q_norm and k_norm are rms. With "use_rms_norm" that key decides, and LayerNorm
+    # has no bias.
+    norm: Literal["rms", "layer", "layer_bias", "use_rms_norm"] = "rms"
     # Tokens see those behind them, too, so a text is computed whole: an encoder, which has no lm_head. A window of
     # `sliding_window` tokens then reaches half as far to each side.
     two_way: str | bool = False

@@ -25,6 +25,7 @@ __all__ = [
     "BERT",
     "BLOOM",
     "CODEGEN",
+    "COHERE2_MOE",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
     "DISTILBERT",
@@ -348,6 +349,8 @@ AX_K1 = replace(
     renamed={**_SHARED_EXPERTS, "post_feedforward_layernorm": ("post_mlp_layernorm", "mlp.post_mlp_layernorm")},
     zero_if_absent=frozenset({"mlp.gate.e_score_correction_bias"}),
 )
+
+COHERE2_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED)
 
 EXAONE_MOE = TensorNames(
     renamed={

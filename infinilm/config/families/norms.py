@@ -32,13 +32,13 @@ from infinilm.config.families.names import (
     VAULT_GEMMA,
 )
 
-__all__ = ["NORM_FAMILIES"]
+__all__ = ["COHERE_KEYS", "NORM_FAMILIES"]
 
 _GEMMA_KEYS = frozenset(
     {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq"}
 )
 
-_COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
+COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _LAYER_NORM_EPS: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
 
 # The words of GPT-2, and learned positions.
@@ -601,7 +601,7 @@ NORM_FAMILIES: tuple[Family, ...] = (
         norm="layer",
         parallel_blocks="one_norm",
         rope_pairs="neighbours",
-        keys=_COHERE_KEYS | {"use_qk_norm"},
+        keys=COHERE_KEYS | {"use_qk_norm"},
         other_keys=_LAYER_NORM_EPS,
     ),
     Family(
@@ -618,7 +618,7 @@ NORM_FAMILIES: tuple[Family, ...] = (
         parallel_blocks="one_norm",
         rope_pairs="neighbours",
         rope_needs_window=True,
-        keys=_COHERE_KEYS,
+        keys=COHERE_KEYS,
         other_keys=_LAYER_NORM_EPS,
         fixed_keys={
             "use_parallel_block": True,

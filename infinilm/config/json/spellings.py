@@ -270,6 +270,48 @@ def _groups_by_method(values: dict[str, Any], family: Family) -> None:
         )
 
 
+def _layers_of_cohere(values: dict[str, Any], family: Family) -> None:
+    """Bring sizes, norms and layers of Cohere 2 with experts to the keys of others.
+
+    `intermediate_size` is that of experts; with `rms_norm_eps` norms are RMSNorm. The first layers have no experts, and
+    a pattern of windows of their own: where that is 1, none of them has a window and all turn, in which they differ
+    from others without a window.
+    """
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+
+    def number(key: str, default: int) -> int:
+        return as_integer(key, default if values.get(key) is None else values[key], least=0)
+
+    dense_size = values.pop("prefix_dense_intermediate_size", None)
+    if values.get("moe_intermediate_size") is None:
+        size = number("intermediate_size", defaults["intermediate_size"])
+        values["moe_intermediate_size"], values["intermediate_size"] = size, dense_size or size
+    eps = values.pop("layer_norm_eps", None)
+    if values.get("use_rms_norm") is None:
+        values["use_rms_norm"] = values.get("rms_norm_eps") is not None
+    if not values["use_rms_norm"]:
+        values["layer_norm_eps"] = eps
+        rename(values, "layer_norm_eps", "rms_norm_eps")
+    layers = number("num_hidden_layers", values.get("num_layers") or defaults["num_hidden_layers"])
+    first, kinds = number("first_k_dense_replace", 0), values.get("mlp_layer_types")
+    own_pattern = number("prefix_dense_sliding_window_pattern", 1) or 1
+    values.pop("prefix_dense_sliding_window_pattern", None)
+    pattern = number("sliding_window_pattern", defaults["sliding_window_pattern"]) or 1
+    if values.get("layer_types") is None:
+        ends = [
+            (layer + 1) % own_pattern if layer < first else (layer - first + 1) % pattern for layer in range(layers)
+        ]
+        values["layer_types"] = ["sliding_attention" if end else "full_attention" for end in ends]
+    if values.get("no_rope_layers") is None:
+        is_dense = [layer < first for layer in range(layers)]
+        if isinstance(kinds, (list, tuple)) and len(kinds) == layers:  # a wrong list is refused by its own check
+            is_dense = [kind == "dense" for kind in kinds]
+        turns = zip(values["layer_types"], is_dense, strict=False)
+        values["no_rope_layers"] = [
+            int(kind == "sliding_attention" or (own and own_pattern == 1)) for kind, own in turns
+        ]
+
+
 def _dense_by_type(values: dict[str, Any], family: Family) -> None:
     """Bring `mlp_layer_types`, "dense" or "sparse" of each layer, to `mlp_only_layers`."""
     kinds = values.pop("mlp_layer_types", None)
@@ -590,6 +632,7 @@ _KEYS_OF_FAMILIES = (
     ("mup_enabled", _root_of_hidden),
     ("topk_method", _groups_by_method),
     ("hybrid_layer_pattern", _layers_of_mimo),
+    ("prefix_dense_sliding_window_pattern", _layers_of_cohere),
     ("mlp_layer_types", _dense_by_type),
     *((key, _four_times_hidden) for key in ("n_inner", "ffn_hidden_size", "expansion_ratio")),
     ("word_embed_proj_dim", _width_of_embedding),

@@ -28,6 +28,7 @@ struct ExpertsSpec {
     bool weigh_inputs = false;           // an expert reads the token times its weight, and what it gives counts whole
     bool post_norm =
         false;  // what experts give is normed before it joins the stream, in models with no other such norm
+    float out_multiplier = 1;  // of what they add, with what all tokens go to
 
     void check(const ModelSpec& model) const;
     std::vector<Divided> divided() const;
@@ -52,6 +53,7 @@ struct ExpertsSpec {
         f("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.");
         f("weigh_inputs", &ExpertsSpec::weigh_inputs, "An expert reads the token times its weight.");
         f("post_norm", &ExpertsSpec::post_norm, "A norm for what experts alone add to the residual stream.");
+        f("out_multiplier", &ExpertsSpec::out_multiplier, "Multiplies what they add.");
     }
 };
 
