@@ -48,6 +48,7 @@ class ModelFields(
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     norm_head: bool = False
+    lm_head_bias: bool = False
     type_vocab_size: int = 0
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

@@ -242,6 +242,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
             experts if of_experts else None,
             beside,
             laurel,
+            norms_behind=family.attention_norms_behind and isinstance(mixer, AttentionSpec),
         )
 
     return ModelSpec(
@@ -265,7 +266,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         # Where there is no lm_head, no request asks for logits: the embedding stands in its place, without a copy.
         tie_word_embeddings=config.tie_word_embeddings or config.head != "lm_head",
         lm_head=not config.is_encoder,
-        lm_head_bias=family.lm_head_bias,
+        lm_head_bias=family.lm_head_bias is True or config.lm_head_bias,
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
         altup=altup_spec(config, vectors is not None),
@@ -349,6 +350,8 @@ def _mixers(
     has_state, has_conv = state_layers(config), conv_layers(config)
     mamba = family.keys >= MAMBA_KEYS
     state = (mamba_spec(config) if mamba else delta_spec(config, family.decay)) if any(has_state) else None
+    for key, value in family.delta.items():
+        setattr(state, key, value)
     conv = short_conv_spec(config) if any(has_conv) else None
 
     def mixers(layer: int, is_head: bool) -> tuple[Mixer | None, Mixer | None]:

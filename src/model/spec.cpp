@@ -86,6 +86,12 @@ void check_layer(const ModelSpec& model, const LayerSpec& layer) {
         require_spec(cache(*layer.mixer).has_rows() != cache(*layer.mixer_beside).has_rows(),
                      "two mixers side by side: expected one that keeps keys and values, and one that keeps a state");
     }
+    require_spec(
+        !layer.norms_behind || (model.pre_norms && !model.post_norms && !model.parallel_blocks &&
+                                model.stream_norms == StreamNorms::none && layer.mixer && layer.mlp && !layer.experts &&
+                                !layer.mixer_beside && !layer.block),
+        "norms behind the sublayers of a layer are of one with a mixer and an MLP, in a model with norms before "
+        "the others");
     require_spec(!layer.laurel || (layer.mixer && !layer.mixer_beside),
                  "a learned residual layer is the second way around one mixer");
     require_spec(!(layer.mlp && layer.experts) || (model.pre_norms && model.post_norms && !model.parallel_blocks &&

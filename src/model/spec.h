@@ -99,7 +99,8 @@ struct LayerSpec {
     std::optional<ExpertsSpec> experts;
     std::optional<MixerSpec> mixer_beside;  // reads the same norm as the mixer
     std::optional<LaurelSpec> laurel;       // the same
-    std::optional<SharedBlockSpec> block;   // runs first: the mixer reads the stream with what the block adds to it
+    bool norms_behind = false;  // its sublayers norm what they add, not what they read as those of other layers do
+    std::optional<SharedBlockSpec> block;  // runs first: the mixer reads the stream with what the block adds to it
 
     // Calls f(sublayer) for the specification of each.
     template <class F>
@@ -128,6 +129,8 @@ struct LayerSpec {
         f("experts", &LayerSpec::experts, "In place of the MLP, or beside it.");
         f("mixer_beside", &LayerSpec::mixer_beside, "A mixer of another kind, which reads the same norm.");
         f("laurel", &LayerSpec::laurel, "A second way around the mixer, which reads the same norm.");
+        f("norms_behind", &LayerSpec::norms_behind,
+          "Its sublayers norm what they add, not what they read as those of other layers do.");
         f("block", &LayerSpec::block, "A block that several layers share, whose result the mixer reads, too.");
     }
 };

@@ -545,6 +545,7 @@ def layer_with(sliding_window):
         "mixer_beside": None,
         "laurel": None,
         "block": None,
+        "norms_behind": False,
         "cache": {
             "kind": "paged",
             **heads,
@@ -574,6 +575,7 @@ def test_build_spec_of_experts():
         "shared_gate": True,
         "router_bias": False,
         "scoring": "softmax",
+        "tolerance": 0.0,
         "correction_bias": False,
         "norm_topk_prob": True,
         "scale": 1.0,
@@ -601,6 +603,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "shared_gate": False,
         "router_bias": False,
         "scoring": "sigmoid",
+        "tolerance": 0.0,
         "correction_bias": True,
         "norm_topk_prob": True,
         "scale": 2.5,
@@ -1022,3 +1025,42 @@ def test_layers_of_cohere_with_experts() -> None:
     for key in ("expert_selection_fn", "shared_expert_combination_strategy"):
         with pytest.raises(ConfigError, match=rf"{key} must be .* or .*; got 'product'"):
             LlamaConfig.from_dict({"model_type": "cohere2_moe", key: "product"})
+
+
+def test_sizes_and_rope_of_olmo_hybrid() -> None:
+    """Heads of states follow from those of attention; without a base there is no RoPE."""
+    values = {"model_type": "olmo_hybrid", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5}
+    config = LlamaConfig.from_dict(values)
+    assert config.layer_types == [*["linear_attention"] * 3, "full_attention", "linear_attention"]
+    spec = build_spec(config, dtype="float32", max_model_len=8)
+    state, attention = (spec.layers[layer] for layer in (0, 3))
+    assert (state.mixer.num_k_heads, state.mixer.num_v_heads, state.mixer.k_dim, state.mixer.v_dim) == (4, 4, 12, 24)
+    assert state.mixer.doubled_beta and state.mixer.norm_eps == np.float32(1e-5)
+    assert (state.norms_behind, attention.norms_behind, attention.mixer.rope) == (False, True, 0)
+    for more in ({"rope_theta": None}, {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}):
+        still = LlamaConfig.from_dict({**values, **more})
+        assert build_spec(still, dtype="float32", max_model_len=8).layers[3].mixer.rope == -1
+        assert LlamaConfig.from_dict(still.to_dict()) == still
+    with pytest.raises(ConfigError, match="linear_allow_neg_eigval must be True or False; got 1"):
+        LlamaConfig.from_dict({**values, "linear_allow_neg_eigval": 1})
+    with pytest.raises(ConfigError, match="states of this family change by no more than a key has"):
+        LlamaConfig.from_dict({"model_type": "qwen3_next", "linear_allow_neg_eigval": True})
+
+
+def test_experts_of_phi_are_two() -> None:
+    """SparseMixer is of two experts; the factor of cosines is one for each list of longrope."""
+    factors = {
+        f"{name}_{key}": value for name in ("short", "long") for key, value in (("factor", [1.0] * 4), ("mscale", 1.25))
+    }
+    rope = {"type": "longrope", "original_max_position_embeddings": 16, **factors, "long_mscale": 1.5}
+    values = {"model_type": "phimoe", "hidden_size": 64, "num_attention_heads": 8, "rope_scaling": rope}
+    config = LlamaConfig.from_dict(values)
+    for length, factor in ((16, 1.25), (17, 1.5)):
+        assert build_spec(config, dtype="float32", max_model_len=length).ropes[0].attention_factor == factor
+    assert build_spec(config, dtype="float32", max_model_len=8).layers[0].experts.tolerance == np.float32(0.02)
+    with pytest.raises(ConfigError, match="num_experts_per_tok must be 2 in PhimoeForCausalLM"):
+        LlamaConfig.from_dict({**values, "num_experts_per_tok": 1})
+    with pytest.raises(ConfigError, match="router_jitter_noise must be a number >= 0 and < 1; got -1"):
+        LlamaConfig.from_dict({**values, "router_jitter_noise": -1})
+    with pytest.raises(ConfigError, match="whether the lm_head has a bias is no choice"):
+        LlamaConfig.from_dict({"model_type": "mixtral", "lm_head_bias": True})

@@ -64,6 +64,7 @@ class Family:
     # A sublayer norms its input (pre) and its output (post) before that is added to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
+    attention_norms_behind: bool = False  # layers with attention have norms behind sublayers, those with a state before
     # LayerNorm takes off the mean first; q_norm and k_norm are rms. With "use_rms_norm" that key decides, and LayerNorm
     # has no bias.
     norm: Literal["rms", "layer", "layer_bias", "use_rms_norm"] = "rms"
@@ -86,9 +87,10 @@ class Family:
     # Attention and MLP read the same residual stream, through one norm or through a norm of their own each; or the key
     # `use_parallel_residual` says whether they do, and `num_ln_in_parallel_attn` through how many norms.
     parallel_blocks: Literal["no", "one_norm", "own_norms", "use_parallel_residual"] = "no"
-    lm_head_bias: bool = False
+    lm_head_bias: bool | Literal["lm_head_bias"] = False  # or the key of this name says it
     lone_sublayers: bool = False  # a layer is a mixer, an MLP or experts alone, as layer_types says
     decay: Decay = "of_head"  # of the delta rule, in layers with a state
+    delta: Mapping[str, Any] = field(default_factory=dict)  # fields of DeltaSpec that the family decides
     attention_beside: bool = False  # layers with a state have attention, too, which reads the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # the engine's activation; None: hidden_act says it

@@ -76,9 +76,11 @@ __all__ = [
     "NEMOTRON_H",
     "NOMIC_BERT",
     "OF_MISTRAL_OWN",
+    "OLMO_HYBRID",
     "OPT",
     "PHI",
     "PHI3",
+    "PHIMOE",
     "QWEN3_5",
     "QWEN3_5_MOE",
     "QWEN3_NEXT",
@@ -326,6 +328,8 @@ MIXTRAL = TensorNames(
     stacked=_STACKED,
 )
 
+PHIMOE = replace(MIXTRAL, renamed={**MIXTRAL.renamed, "mlp.gate": ("block_sparse_moe.gate", "mlp.router")})
+
 MINIMAX_M2 = TensorNames(
     renamed={
         **MIXTRAL.renamed,
@@ -482,6 +486,16 @@ KIMI_LINEAR = TensorNames(
         },
     },
     stacked=_STACKED,
+)
+
+OLMO_HYBRID = TensorNames(
+    renamed={
+        "linear_attn.f_proj": "linear_attn.a_proj",
+        "linear_attn.norm": "linear_attn.o_norm",
+        "linear_attn.out_proj": "linear_attn.o_proj",
+        "input_layernorm": ("attention_layer_norm", "input_layernorm"),
+        "post_attention_layernorm": ("feedforward_layer_norm", "post_attention_layernorm"),
+    },
 )
 
 _FEED_FORWARD = {f"mlp.{part}_proj": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}

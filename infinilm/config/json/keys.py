@@ -57,6 +57,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "linear_key_head_dim": (_NONE_OF, "this family has no linear attention"),
         "linear_value_head_dim": (_NONE_OF, "this family has no linear attention"),
         "linear_conv_kernel_dim": (_NONE_OF, "this family has no linear attention"),
+        "linear_allow_neg_eigval": (_NEVER, "states of this family change by no more than a key has"),
         "full_attention_interval": ((None, 1), "this family has no linear attention"),
         **{
             key: ((None, default), "this family has no Mamba layers")
@@ -110,7 +111,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "scale_emb": (_ONE, "multipliers are not supported"),
         "scale_depth": (_ONE, "multipliers are not supported"),
         "dim_model_base": ((None,), "multipliers are not supported"),
-        "lm_head_bias": (_NEVER, "the lm_head has no bias"),
+        "lm_head_bias": (_NEVER, "whether the lm_head has a bias is no choice in this family"),
         "norm_head": (_NEVER, "the lm_head of this family counts as it is"),
         "activation": ((None, "swiglu"), "the activation of the MLP is said by hidden_act"),
         "type_vocab_size": (_NONE_OF, "tokens of this family have no types"),
@@ -147,7 +148,7 @@ INERT = frozenset(
     qk_head_dim
     num_return_sequences output_attentions output_hidden_states output_router_logits output_scores prefix problem_type
     remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
-    router_aux_loss_coef router_jitter_noise
+    router_aux_loss_coef
     sbert_ce_default_activation_function sentence_transformers
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
     tokenizer_class top_k top_p torchscript transformers_version typical_p unk_token_id

@@ -468,6 +468,27 @@ def _thetas_of_layers(values: dict[str, Any], family: Family) -> None:
         values["rope_local_base_freq"] = of_windows
 
 
+def _sizes_of_olmo_hybrid(values: dict[str, Any], family: Family) -> None:
+    """Bring OLMo Hybrid's layers and sizes that are not said, and RoPE without a base, which is none."""
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+
+    def size(key: str, default: int) -> int:
+        return as_integer(key, default if values.get(key) is None else values[key])
+
+    layers = size("num_hidden_layers", values.get("num_layers") or defaults["num_hidden_layers"])
+    if values.get("layer_types") is None:
+        full = {*range(3, layers, 4)} or {layers - 1}
+        values["layer_types"] = ["full_attention" if layer in full else STATE_LAYER for layer in range(layers)]
+    if values.get("no_rope_layers") is None and values.get("rope_theta", 0) is None:
+        values["no_rope_layers"] = [0] * layers
+    heads = size("num_attention_heads", defaults["num_attention_heads"])
+    k_heads = values["linear_num_key_heads"] = size("linear_num_key_heads", heads)
+    values["linear_num_value_heads"] = size("linear_num_value_heads", heads)
+    k_dim = size("linear_key_head_dim", 3 * size("hidden_size", defaults["hidden_size"]) // (4 * k_heads))
+    values["linear_key_head_dim"] = k_dim
+    values["linear_value_head_dim"] = size("linear_value_head_dim", 2 * k_dim)
+
+
 def _layers_of_bamba(values: dict[str, Any], family: Family) -> None:
     """Bring `attn_layer_indices`, the layers with attention, to `layer_types`."""
     attention = values.pop("attn_layer_indices", None)
@@ -645,6 +666,7 @@ _KEYS_OF_FAMILIES = (
     ("position_embedding_type", _layers_of_granite),
     ("hybrid_override_pattern", _layers_of_nemotron),
     ("attn_layer_indices", _layers_of_bamba),
+    ("linear_allow_neg_eigval", _sizes_of_olmo_hybrid),
     ("lm_head_multiplier", _multiplier_of_logits),
     ("num_mem_blocks", _sizes_of_zamba),
     ("layer_rope_theta", _thetas_of_layers),
@@ -669,6 +691,8 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
             del scaling[inert]
         proportional = scaling.get("rope_type") == "proportional"  # the part is that type's own parameter
         for outer in ("rope_theta",) if proportional else ("rope_theta", "partial_rotary_factor"):
+            if scaling.get(outer, 0) is None:  # for families where null is another thing than nothing
+                values.setdefault(outer, None)
             value = scaling.pop(outer, None)
             if value is not None:
                 if values.get(outer) is not None and values[outer] != value:

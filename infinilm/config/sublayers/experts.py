@@ -38,6 +38,7 @@ class ExpertConfig(Sizes):
     routed_scaling_factor: float = 1.0
     enable_moe_block: bool = False
     moe_latent_size: int | None = None  # None: experts read the token itself
+    router_jitter_noise: float = 0.0  # half the tolerance of "sparse_mixer"
     expert_selection_fn: str = "softmax"  # or "sigmoid"
     shared_expert_combination_strategy: str = "sum"  # or "average": of a token's experts and those of all tokens
 
@@ -48,7 +49,10 @@ COMBINATION_KEYS = frozenset({"expert_selection_fn", "shared_expert_combination_
 """How experts are scored and joined, where that is a choice of a checkpoint, as in Cohere 2."""
 
 EXPERT_KEYS = frozenset(
-    defaults_of(ExpertConfig).keys() - _DEEPSEEK - COMBINATION_KEYS - {"enable_moe_block", "moe_latent_size"}
+    defaults_of(ExpertConfig).keys()
+    - _DEEPSEEK
+    - COMBINATION_KEYS
+    - {"enable_moe_block", "moe_latent_size", "router_jitter_noise"}
 )
 """The keys of families that are like Qwen's."""
 
@@ -64,8 +68,9 @@ class Routing:
     """How the routers of a family work: a column of its table."""
 
     bias: bool = False  # the router and each expert have biases
-    # Softmax over all experts of a layer, sigmoid of each, or the key `expert_selection_fn` says which.
-    scoring: Literal["softmax", "sigmoid", "expert_selection_fn"] = "softmax"
+    # Softmax over all experts of a layer, sigmoid of each, or the key `expert_selection_fn` says which; "sparse_mixer":
+    # softmax over those near the best that is left, one after the other.
+    scoring: Literal["softmax", "sigmoid", "sparse_mixer", "expert_selection_fn"] = "softmax"
     correction_bias: bool = False  # each expert has a number that is added to its score for the choice alone
     # The layers have their MLP, too, and `enable_moe_block` tells whether they have experts. See `ExpertsSpec`.
     beside_mlp: bool = False
@@ -146,6 +151,7 @@ def experts_spec(
         shared_gate=routing.shared_gate and shared > 0,
         router_bias=routing.bias,
         scoring=scoring,
+        tolerance=2 * _noise(config.router_jitter_noise) if scoring == "sparse_mixer" else 0,
         correction_bias=routing.correction_bias,
         # A softmax over a token's experts alone is that over all of them, made to add up to 1.
         norm_topk_prob=config.norm_topk_prob or (routing.scoring == "expert_selection_fn" and scoring == "softmax"),
@@ -157,6 +163,12 @@ def experts_spec(
         post_norm=routing.post_norm,
         out_multiplier=0.5 if averages else 1,
     )
+
+
+def _noise(value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+        raise ConfigError(f"router_jitter_noise must be a number >= 0 and < 1; got {short_repr(value)}")
+    return float(value)
 
 
 def _one_of(key: str, value: object, choices: tuple[str, ...]) -> str:

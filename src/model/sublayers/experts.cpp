@@ -15,6 +15,8 @@ void ExpertsSpec::check(const ModelSpec& model) const {
                      group_best >= 1 && group_best <= 2 && top_k <= count / num_groups * top_groups,
                  "groups of experts do not fit: ", count, " experts in ", num_groups, ", of which ", top_groups,
                  " have the ", top_k, " of a token");
+    require_spec(scoring != Scoring::sparse_mixer || (tolerance >= 0 && !norm_topk_prob && !correction_bias),
+                 "sparse_mixer has a tolerance, and neither norm_topk_prob nor correction_bias");
     require_spec(latent_size >= 0 && (latent_size == 0 || !shared_gate),
                  "experts in a latent have one of at least an element, and no gate of what is shared");
     require_spec(!post_norm || (model.pre_norms && !model.post_norms),
@@ -142,7 +144,8 @@ void Experts::choose(const Step<Tap>& s, const TensorView& x) const {
                            .scale = spec_.scale,
                            .num_groups = spec_.num_groups,
                            .top_groups = spec_.top_groups,
-                           .group_best = spec_.group_best});
+                           .group_best = spec_.group_best,
+                           .tolerance = spec_.tolerance});
 }
 
 template <class Tap>

@@ -20,6 +20,7 @@ struct ExpertsSpec {
     bool shared_gate = false;       // its result is multiplied by the sigmoid of a logit of the token
     bool router_bias = false;
     Scoring scoring = Scoring::softmax;
+    float tolerance = 0;           // of sparse_mixer
     bool correction_bias = false;  // each expert has a number that is added to its score for the choice alone
     bool norm_topk_prob = false;   // the weights of a token's experts add up to 1, before they are scaled
     float scale = 1;
@@ -44,7 +45,8 @@ struct ExpertsSpec {
         f("shared", &ExpertsSpec::shared, "One that all tokens go to.");
         f("shared_gate", &ExpertsSpec::shared_gate, "Its result is weighed by the sigmoid of a logit.");
         f("router_bias", &ExpertsSpec::router_bias, "");
-        f("scoring", &ExpertsSpec::scoring, "");
+        f("scoring", &ExpertsSpec::scoring, "softmax, sigmoid or sparse_mixer.");
+        f("tolerance", &ExpertsSpec::tolerance, "How far from the best an expert counts; of sparse_mixer.");
         f("correction_bias", &ExpertsSpec::correction_bias, "Added to scores for the choice alone.");
         f("norm_topk_prob", &ExpertsSpec::norm_topk_prob, "");
         f("scale", &ExpertsSpec::scale, "Multiplies the weights of a token's experts.");
