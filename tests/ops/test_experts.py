@@ -114,7 +114,7 @@ def test_route_refuses_what_does_not_fit() -> None:
         run_route(logits, 2, num_groups=3)
     with pytest.raises(InfinilmError, match="top_groups: expected 1 to 2, got 3"):
         run_route(logits, 2, num_groups=2, top_groups=3)
-    with pytest.raises(InfinilmError, match="sparse_mixer takes a tolerance .* neither weights that add up to 1"):
+    with pytest.raises(InfinilmError, match=r"sparse_mixer takes a tolerance .* neither weights that add up to 1"):
         run_route(logits, 2, scoring="sparse_mixer", normalize=True)
     with pytest.raises(InfinilmError, match="ids: expected 1 to 4 columns, got 5"):
         run_route(logits, 5, num_groups=2, top_groups=1)

@@ -154,8 +154,8 @@ class ModelConfig(ModelFields):
         None: elements of q, k and v are clipped to lie between -clip_qkv and clip_qkv, where a family has that (OLMo 1,
         MPT).
     lm_head_bias, router_jitter_noise
-        False, 0.0: whether the lm_head has a bias, where a family has the choice, and how near to the best the logits of
-        experts are that count when a token's experts are weighed, both in Phi-3.5-MoE.
+        False, 0.0: whether the lm_head has a bias, where a family has the choice, and half the distance from the best
+        expert within which others count when that one is weighed. Phi-3.5-MoE has both.
     norm_head
         False: whether the columns of lm_head count as divided by their lengths, where a family has the choice (Ling 1).
     use_parallel_residual, num_ln_in_parallel_attn
