@@ -839,7 +839,11 @@ VAULT_GEMMA = TensorNames(renamed={"post_attention_layernorm": "pre_feedforward_
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
 
 # Where the text part of a wrapper around any family is (`json/wrappers.py`). What is not below is another part.
-WRAPPED = (*_TEXT_PREFIXES[:2], ("model.text_model.", ""))
+WRAPPED = (
+    ("model.language_model.model.", "model.language_model."),  # of HyperCLOVA X, as published
+    *_TEXT_PREFIXES[:2],
+    ("model.text_model.", ""),
+)
 
 _VISUAL = ("visual.", "model.visual.")
 
