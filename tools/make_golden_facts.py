@@ -127,6 +127,8 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "nanochat": transformers.NanoChatConfig(),
         "olmo": transformers.OlmoConfig(),
         "olmo3": transformers.Olmo3Config(),
+        "olmo_hybrid": transformers.OlmoHybridConfig(),
+        "phimoe": transformers.PhimoeConfig(),
         "gpt_oss": transformers.GptOssConfig(),
         "cohere": transformers.CohereConfig(),
         "cohere2": transformers.Cohere2Config(),
