@@ -165,14 +165,14 @@ class Backend:
 
     def choose_keys(self, q: Tensor, weights: Tensor, k_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, slots: Tensor, k_scales: Tensor | None = None) -> None: ...
 
-    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2) -> None: ...
+    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2, tolerance: float = 0.0) -> None: ...
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, state_tokens: Tensor | None = None, gate_in: Tensor | None = None, gate_out: Tensor | None = None, bias: Tensor | None = None, num_replayed: Tensor | None = None, x_log: Tensor | None = None, gate_in_log: Tensor | None = None) -> None: ...
 
-    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, kv_log: Tensor | None = None, a_log: Tensor | None = None, b_log: Tensor | None = None, by_element: bool = False, sigmoid_gate: bool = False) -> None: ...
+    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, kv_log: Tensor | None = None, a_log: Tensor | None = None, b_log: Tensor | None = None, by_element: bool = False, sigmoid_gate: bool = False, doubled_beta: bool = False) -> None: ...
 
     def selective_scan(self, xbc: Tensor, dt: Tensor, decay_rate: Tensor, dt_bias: Tensor, skip: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_groups: int, dt_multiplier: float = 1.0, dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, xb_log: Tensor | None = None, dt_log: Tensor | None = None) -> None: ...
 
@@ -215,7 +215,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, clip_qkv: float = 0.0, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -301,6 +301,15 @@ class AttentionSpec:
 
     @out_bias.setter
     def out_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def clip_qkv(self) -> float:
+        """
+        Elements of q, k and v are clipped to -clip_qkv and clip_qkv; 0: they stay.
+        """
+
+    @clip_qkv.setter
+    def clip_qkv(self, arg: float, /) -> None: ...
 
     @property
     def sinks(self) -> bool:
@@ -505,7 +514,7 @@ class LatentSpec:
 class DeltaSpec:
     """A causal convolution and the gated delta rule."""
 
-    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0, by_element: bool = False, gate_rank: int = 0) -> None: ...
+    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0, by_element: bool = False, apart: bool = False, doubled_beta: bool = False, norm_eps: float = 0.0, gate_rank: int = 0) -> None: ...
 
     @property
     def num_k_heads(self) -> int:
@@ -546,6 +555,27 @@ class DeltaSpec:
 
     @by_element.setter
     def by_element(self, arg: bool, /) -> None: ...
+
+    @property
+    def apart(self) -> bool:
+        """Q, k and v have linears and convolutions of their own."""
+
+    @apart.setter
+    def apart(self, arg: bool, /) -> None: ...
+
+    @property
+    def doubled_beta(self) -> bool:
+        """What a token changes of a state is twice as much."""
+
+    @doubled_beta.setter
+    def doubled_beta(self, arg: bool, /) -> None: ...
+
+    @property
+    def norm_eps(self) -> float:
+        """Of the norm of what it gives; 0: rms_norm_eps."""
+
+    @norm_eps.setter
+    def norm_eps(self, arg: float, /) -> None: ...
 
     @property
     def gate_rank(self) -> int:
@@ -771,7 +801,7 @@ class MlpSpec:
 class ExpertsSpec:
     """Experts, of which each token goes to some."""
 
-    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False, post_norm: bool = False) -> None: ...
+    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', tolerance: float = 0.0, correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False, post_norm: bool = False, out_multiplier: float = 1.0) -> None: ...
 
     @property
     def count(self) -> int: ...
@@ -821,10 +851,18 @@ class ExpertsSpec:
     def router_bias(self, arg: bool, /) -> None: ...
 
     @property
-    def scoring(self) -> str: ...
+    def scoring(self) -> str:
+        """softmax, sigmoid or sparse_mixer."""
 
     @scoring.setter
     def scoring(self, arg: str, /) -> None: ...
+
+    @property
+    def tolerance(self) -> float:
+        """How far from the best an expert counts; of sparse_mixer."""
+
+    @tolerance.setter
+    def tolerance(self, arg: float, /) -> None: ...
 
     @property
     def correction_bias(self) -> bool:
@@ -879,6 +917,13 @@ class ExpertsSpec:
 
     @post_norm.setter
     def post_norm(self, arg: bool, /) -> None: ...
+
+    @property
+    def out_multiplier(self) -> float:
+        """Multiplies what they add."""
+
+    @out_multiplier.setter
+    def out_multiplier(self, arg: float, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1402,7 +1447,7 @@ class LayerSpec:
     The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.
     """
 
-    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None, mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, laurel: LaurelSpec | None = None, block: SharedBlockSpec | None = None) -> None: ...
+    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None, mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, laurel: LaurelSpec | None = None, norms_behind: bool = False, block: SharedBlockSpec | None = None) -> None: ...
 
     @property
     def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None:
@@ -1437,6 +1482,15 @@ class LayerSpec:
 
     @laurel.setter
     def laurel(self, value: LaurelSpec | None) -> None: ...
+
+    @property
+    def norms_behind(self) -> bool:
+        """
+        Its sublayers norm what they add, not what they read as those of other layers do.
+        """
+
+    @norms_behind.setter
+    def norms_behind(self, arg: bool, /) -> None: ...
 
     @property
     def block(self) -> SharedBlockSpec | None:
@@ -1515,7 +1569,7 @@ class MtpSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, altup: AltUpSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, embedding_norm: bool = False, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', norm_weights: bool = True, pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, clipped_linears: bool = False, own_vectors: OwnVectorsSpec | None = None, altup: AltUpSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, embedding_norm: bool = False, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1565,6 +1619,13 @@ class ModelSpec:
 
     @norm.setter
     def norm(self, arg: str, /) -> None: ...
+
+    @property
+    def norm_weights(self) -> bool:
+        """Norms have weights; else they have neither weights nor biases."""
+
+    @norm_weights.setter
+    def norm_weights(self, arg: bool, /) -> None: ...
 
     @property
     def pre_norms(self) -> bool:

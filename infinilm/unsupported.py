@@ -71,11 +71,6 @@ REFUSED: tuple[Refused, ...] = (
         "nemotronnas deci",
     ),
     Refused(
-        "PhimoeForCausalLM",
-        "a router that chooses its experts one after the other (SparseMixer)",
-        "MixtralForCausalLM",
-    ),
-    Refused(
         "ChatGLMModel QWenLMHeadModel",
         "code of their own on the hub, with q, k and v in one tensor and other names of keys (`kv_channels`, "
         "`ffn_hidden_size`); GLM-4-9B-hf is `GlmForCausalLM`",
@@ -87,14 +82,8 @@ REFUSED: tuple[Refused, ...] = (
         "MiMoV2FlashForCausalLM",
     ),
     Refused(
-        "Cohere2MoeForCausalLM",
-        "`shared_expert_combination_strategy`, `expert_selection_fn`",
-        "Cohere2ForCausalLM",
-    ),
-    Refused(
-        "BailingHybridForCausalLM KimiK3ForCausalLM OlmoHybridForCausalLM",
-        "other delta rules: decays with a lower bound (`kda_lower_bound`) and a gate of each head of latent attention; "
-        "`linear_allow_neg_eigval`",
+        "BailingHybridForCausalLM KimiK3ForCausalLM",
+        "other delta rules: decays with a lower bound (`kda_lower_bound`) and a gate of each head of latent attention",
         "KimiLinearForCausalLM",
         "bailingmoe3",
     ),

@@ -91,7 +91,7 @@ _CONFIG = (
     Fault(
         "LongRoPE is long at the original length",
         _ROPE[0],
-        "factors = long if rope.max_model_len ⟦>⟧ positions",
+        "is_long = rope.max_model_len ⟦>⟧ positions",
         ">=",
         _ROPE[1],
     ),
@@ -455,7 +455,7 @@ _CPP_MODEL = (
     Fault(
         "a group of experts is as good as its best one",
         f"{_KINDS}/experts.cpp",
-        ".group_best = ⟦spec_.group_best⟧}",
+        ".group_best = ⟦spec_.group_best⟧,",
         "1",
         _sites("deepseek-v3"),
     ),

@@ -309,7 +309,8 @@ struct TileLoads {
         if (group != 0) return;
         float decay = 1.0f;
         if constexpr (!kByElement) decay = decay_of(to_float(a) + p.dt_bias[head]);
-        to.gates[token] = {decay, 1.0f / (1.0f + expf(-to_float(b))), __fmul_rn(__fmul_rn(dot, scale_q), scale_k),
+        const float most = p.doubled_beta ? 2.0f : 1.0f;
+        to.gates[token] = {decay, most / (1.0f + expf(-to_float(b))), __fmul_rn(__fmul_rn(dot, scale_q), scale_k),
                            0.0f};
     }
 };

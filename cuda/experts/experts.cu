@@ -58,6 +58,18 @@ __device__ __forceinline__ void keep_best_groups(const RouteArgs& args, float* c
     __syncwarp();
 }
 
+// The share of the best of logits that are left, in shared memory, in a softmax over those near it; every lane gets it.
+__device__ __forceinline__ float share_of_best(const float* left, int n, float best, float tolerance) {
+    float sum = 0.0f;
+    for (int i = static_cast<int>(lane_id()); i < n; i += 32) {
+        const float logit = left[i];
+        const bool is_far = (best - logit) / fmaxf(fabsf(logit), best) > tolerance;
+        if (logit != -infinity() && !is_far) sum += expf(logit - best);
+    }
+    sum = warp_sum(sum);
+    return sum > 0.0f ? 1.0f / sum : 0.0f;  // 0: all that are left are ruled out
+}
+
 static int route_words(const RouteArgs& args) { return 2 * args.num_experts + args.num_groups + args.top_k; }
 
 __global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(RouteArgs args, int words) {
@@ -87,10 +99,12 @@ __global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(RouteArgs args,
     }
     float sum = 0.0f;
     for (int i = lane; i < args.num_experts; i += 32) {
-        const float score = args.sigmoid ? 1.0f / (1.0f + expf(-logits[i])) : expf(logits[i] - largest);
+        const float score = args.sparse_mixer ? logits[i]
+                            : args.sigmoid    ? 1.0f / (1.0f + expf(-logits[i]))
+                                              : expf(logits[i] - largest);
         scores[i] = score, sum += score;
     }
-    sum = args.sigmoid ? 1.0f : warp_sum(sum);
+    sum = args.sigmoid || args.sparse_mixer ? 1.0f : warp_sum(sum);
     for (int i = lane; i < args.num_experts; i += 32) {
         scores[i] = scores[i] / sum;
         choice[i] = args.correction_bias ? scores[i] + args.correction_bias[i] : scores[i];
@@ -100,7 +114,12 @@ __global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(RouteArgs args,
     float total = 0.0f;
     for (int k = 0; k < args.top_k; ++k) {
         const int best = warp_best(choice, args.num_experts);
-        total += scores[best];
+        const float score = scores[best];
+        total += score;
+        if (args.sparse_mixer) {  // its share takes the place of its logit, which none reads again
+            const float share = share_of_best(choice, args.num_experts, score, args.tolerance);
+            if (lane == 0) scores[best] = share;
+        }
         __syncwarp();
         if (lane == 0) choice[best] = -infinity(), chosen[k] = best;
         __syncwarp();

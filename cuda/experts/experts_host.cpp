@@ -87,7 +87,9 @@ cudaError_t run_route(const RouteParams& p, cudaStream_t stream) {
                   .num_groups = p.num_groups,
                   .top_groups = p.top_groups,
                   .group_best = p.group_best,
-                  .expert_scales = p.expert_scales.as<const float>()},
+                  .expert_scales = p.expert_scales.as<const float>(),
+                  .sparse_mixer = p.scoring == Scoring::sparse_mixer,
+                  .tolerance = p.tolerance},
                  stream);
 }
 

@@ -24,6 +24,8 @@ struct RouteArgs {
     float scale;
     int num_groups, top_groups, group_best;  // group_best: 1 or 2
     const float* expert_scales;              // [num_experts] or null
+    bool sparse_mixer;                       // in place of a softmax
+    float tolerance;                         // of that
 };
 cudaError_t route(const RouteArgs&, cudaStream_t);
 

@@ -44,9 +44,11 @@ class ModelFields(
     architectures: list[str] = field(default_factory=lambda: ["LlamaForCausalLM"])
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
+    use_rms_norm: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     norm_head: bool = False
+    lm_head_bias: bool = False
     type_vocab_size: int = 0
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

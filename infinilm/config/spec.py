@@ -242,6 +242,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
             experts if of_experts else None,
             beside,
             laurel,
+            norms_behind=family.attention_norms_behind and isinstance(mixer, AttentionSpec),
         )
 
     return ModelSpec(
@@ -250,7 +251,8 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         num_layers=config.num_hidden_layers,
         max_model_len=max_model_len,
         rms_norm_eps=float(config.rms_norm_eps),
-        norm=family.norm,
+        norm=_norm(family, config),
+        norm_weights=family.norm_weights,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         stream_norms=family.stream_norms,
@@ -264,7 +266,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         # Where there is no lm_head, no request asks for logits: the embedding stands in its place, without a copy.
         tie_word_embeddings=config.tie_word_embeddings or config.head != "lm_head",
         lm_head=not config.is_encoder,
-        lm_head_bias=family.lm_head_bias,
+        lm_head_bias=family.lm_head_bias is True or config.lm_head_bias,
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
         altup=altup_spec(config, vectors is not None),
@@ -348,6 +350,8 @@ def _mixers(
     has_state, has_conv = state_layers(config), conv_layers(config)
     mamba = family.keys >= MAMBA_KEYS
     state = (mamba_spec(config) if mamba else delta_spec(config, family.decay)) if any(has_state) else None
+    for key, value in family.delta.items():
+        setattr(state, key, value)
     conv = short_conv_spec(config) if any(has_conv) else None
 
     def mixers(layer: int, is_head: bool) -> tuple[Mixer | None, Mixer | None]:
@@ -381,6 +385,7 @@ def _mixers(
             kv_owner=-1 if shape.kv_owner is None else shape.kv_owner,
             qkv_bias=qkv_bias,
             out_bias=out_bias,
+            clip_qkv=float(config.clip_qkv or 0),
             qk_norm=qk_norm,
             two_way=config.is_encoder,
             spans=shape.window > 0 or not family.spans_in_windows,
@@ -416,11 +421,12 @@ def _ropes(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], 
     scale_beta = parameters.pop(QUERY_SCALE, None) if QUERY_SCALE in family.keys else None
     global_dim = config.head_dim if config.global_head_dim is None else config.global_head_dim
     of_global = int(global_dim * config.partial_rotary_factor)
-    tables = [_rope(inverse_frequencies(of_global, config.rope_theta, parameters, *lengths))]
+    make = partial(_rope, sign=-1 if family.rope_backwards else 1)
+    tables = [make(inverse_frequencies(of_global, config.rope_theta, parameters, *lengths))]
     if config.rope_local_base_freq is not None or global_dim != config.head_dim:
         theta = config.rope_theta if config.rope_local_base_freq is None else config.rope_local_base_freq
         local = {"rope_type": "default", "rope_theta": theta}
-        tables.append(_rope(inverse_frequencies(rotary_dim(config), theta, local, *lengths)))
+        tables.append(make(inverse_frequencies(rotary_dim(config), theta, local, *lengths)))
     of_windows, q_rope = len(tables) - 1, -1
     if scale_beta:
         positions = as_integer("original_max_position_embeddings", parameters.get("original_max_position_embeddings"))
@@ -448,9 +454,15 @@ def _ropes(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], 
     return _Ropes(tables, of_layer, of_queries)
 
 
-def _rope(table: tuple[Frequencies, float]) -> RopeSpec:
+def _rope(table: tuple[Frequencies, float], sign: int) -> RopeSpec:
     inv_freq, attention_factor = table
-    return RopeSpec(inv_freq.tolist(), attention_factor)
+    return RopeSpec((sign * inv_freq).tolist(), attention_factor)
+
+
+def _norm(family: Family, config: ModelFields) -> str:
+    if family.norm != "use_rms_norm":
+        return family.norm
+    return "rms" if as_boolean("use_rms_norm", config.use_rms_norm, error=ConfigError) else "layer"
 
 
 def _qk_norm(family: Family, config: ModelFields) -> str:

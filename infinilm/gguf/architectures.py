@@ -382,6 +382,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "granite": Architecture("granite", rope_pairs="neighbours", biases=_LLAMA_BIASES, scales_attention=True),
         "smollm3": Architecture("smollm3", rope_pairs="neighbours", biases=_LLAMA_BIASES),
         # Norms stand behind attention and MLP.
+        "olmo": Architecture("olmo", rope_pairs="neighbours"),
         "olmo2": Architecture("olmo2", where={"attention.sliding_window": {"model_type": "olmo3"}}, local_rope=True),
         "qwen2": Architecture("qwen2"),  # also what MiMo is converted to
         "qwen2moe": Architecture("qwen2_moe"),

@@ -57,7 +57,7 @@ struct DeltaRuleArgs {
     float eps;
     Element type;
     StateLogArgs kv_log, a_log, b_log;
-    bool by_element, sigmoid_gate;
+    bool by_element, sigmoid_gate, doubled_beta;
 };
 
 // See SelectiveScanParams in ops/backend.h.

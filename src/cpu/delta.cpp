@@ -13,7 +13,7 @@ void make_gates(const DeltaRuleParams& p, const float* a, const float* b, float*
     for (int64_t h = 0; h < num_heads; ++h) {
         if (!p.by_element)  // else the kernel makes them, since they are many
             gates[h] = static_cast<float>(std::exp(double{rate[h]} * softplus(double{a[h]} + double{bias[h]})));
-        gates[num_heads + h] = static_cast<float>(1 / (1 + std::exp(-double{b[h]})));
+        gates[num_heads + h] = static_cast<float>((p.doubled_beta ? 2 : 1) / (1 + std::exp(-double{b[h]})));
     }
 }
 

@@ -73,7 +73,8 @@ bool scores_of(std::span<const float> logits, Scoring scoring, std::vector<float
     }
     if (!std::isfinite(largest)) return false;
     float sum = 0;
-    for (size_t i = 0; i < logits.size(); ++i) {
+    if (scoring == Scoring::sparse_mixer) std::ranges::copy(logits, scores.begin());
+    for (size_t i = 0; i < logits.size() && scoring != Scoring::sparse_mixer; ++i) {
         scores[i] = scoring == Scoring::softmax ? std::exp(logits[i] - largest) : 1 / (1 + std::exp(-logits[i]));
         sum += scores[i];
     }
@@ -83,6 +84,16 @@ bool scores_of(std::span<const float> logits, Scoring scoring, std::vector<float
 }
 
 }  // namespace
+
+// The share of the best of logits that are left in a softmax over those near it.
+static float share_of_best(const std::vector<float>& left, float best, float tolerance) {
+    float sum = 0;
+    for (const float logit : left) {
+        const bool is_far = (best - logit) / std::max(std::abs(logit), best) > tolerance;
+        if (logit != no_score && !is_far) sum += std::exp(logit - best);
+    }
+    return sum > 0 ? 1 / sum : 0;  // 0: all that are left are ruled out
+}
 
 void weigh_inputs(const ExpertsParams& p, const int32_t* part_of, int64_t begin, int64_t end) {
     const int64_t top_k = p.ids.shape(1);
@@ -116,7 +127,8 @@ void route(const RouteParams& p, int64_t begin, int64_t end) {
         int64_t k = 0;
         for_best(choice, top_k, [&](std::ptrdiff_t expert) {
             ids[k] = static_cast<int32_t>(expert);
-            weights[k] = scores[static_cast<size_t>(expert)];
+            const float score = scores[static_cast<size_t>(expert)];
+            weights[k] = p.scoring == Scoring::sparse_mixer ? share_of_best(choice, score, p.tolerance) : score;
             sum += weights[k++];
         });
         // Sigmoids may all be 0. A softmax's best are never that small.

@@ -61,11 +61,14 @@ SharedBlockUse make_block(const ModelSpec& spec, int layer, const std::vector<La
 
 // spec: as the layer sees it, see ModelSpec::around. before: the layers before it.
 Layer make_layer(const ModelSpec& spec, int layer, const std::vector<Layer>& before, BufferPlan& plan) {
-    const auto pre_norm = [&](Site site) { return spec.pre_norms ? std::optional(site) : std::nullopt; };
-    const bool reads_joined = spec.is_eagle3(layer), post_norms = spec.post_norms && !reads_joined;
+    const LayerSpec& own = spec.layer(layer);
+    const auto pre_norm = [&](Site site) {
+        return spec.pre_norms && !own.norms_behind ? std::optional(site) : std::nullopt;
+    };
+    const bool reads_joined = spec.is_eagle3(layer),
+               post_norms = own.norms_behind || (spec.post_norms && !reads_joined);
     // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
     const Site second = post_norms ? sites::pre_feedforward_layernorm : sites::post_attention_layernorm;
-    const LayerSpec& own = spec.layer(layer);
     Layer out;
     const auto body = [&](const MixerSpec& mixer) {
         return std::visit([&](const auto& kind) { return make_mixer(spec, kind, plan); }, mixer);
@@ -110,7 +113,7 @@ Layer make_layer(const ModelSpec& spec, int layer, const std::vector<Layer>& bef
              .has_post_norm = post_norms || (own.experts && own.experts->post_norm),
              .is_beside = spec.parallel_blocks,
              .norm_multiplier = own.mlp ? own.mlp->in_multiplier : 1,
-             .multiplier = own.mlp ? own.mlp->out_multiplier : 1});
+             .multiplier = own.mlp ? own.mlp->out_multiplier : own.experts->out_multiplier});
     if (spec.own_vectors)
         out.sublayers.push_back({.body = OwnVector(spec, layer, plan),
                                  .norm_site = std::nullopt,

@@ -86,12 +86,18 @@ void check_layer(const ModelSpec& model, const LayerSpec& layer) {
         require_spec(cache(*layer.mixer).has_rows() != cache(*layer.mixer_beside).has_rows(),
                      "two mixers side by side: expected one that keeps keys and values, and one that keeps a state");
     }
+    require_spec(
+        !layer.norms_behind || (model.pre_norms && !model.post_norms && !model.parallel_blocks &&
+                                model.stream_norms == StreamNorms::none && layer.mixer && layer.mlp && !layer.experts &&
+                                !layer.mixer_beside && !layer.block),
+        "norms behind the sublayers of a layer are of one with a mixer and an MLP, in a model with norms before "
+        "the others");
     require_spec(!layer.laurel || (layer.mixer && !layer.mixer_beside),
                  "a learned residual layer is the second way around one mixer");
-    require_spec(!layer.experts || !model.parallel_blocks,
-                 "experts read a norm of their own: parallel_blocks is of models whose layers all have an MLP");
-    require_spec(!(layer.mlp && layer.experts) || (model.pre_norms && model.post_norms && !layer.experts->shared),
-                 "experts beside an MLP need norms before and after, and none of all tokens");
+    require_spec(!(layer.mlp && layer.experts) || (model.pre_norms && model.post_norms && !model.parallel_blocks &&
+                                                   !layer.experts->shared && layer.experts->out_multiplier == 1),
+                 "experts beside an MLP need norms before and after, and have neither one of all tokens nor a "
+                 "multiplier of what they add");
 }
 
 std::vector<LayerSpec> layers_and_head(const ModelSpec& model) {
@@ -186,6 +192,8 @@ void validate(const ModelSpec& spec) {
                  "vocab_size, hidden_size, num_layers and max_model_len must be positive, got ", spec.vocab_size, ", ",
                  spec.hidden_size, ", ", spec.num_layers, ", ", spec.max_model_len);
     require_spec(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
+    require_spec(spec.norm_weights || (spec.norm != NormKind::layer_bias && spec.norm_offset == 0),
+                 "norms without weights have neither biases nor an offset of their weights");
     require_spec(spec.stream_norms == StreamNorms::none || (spec.pre_norms && !spec.parallel_blocks),
                  "stream_norms are norms of what each sublayer reads alone");
     require_spec(spec.lm_head || (spec.tie_word_embeddings && !spec.mtp),

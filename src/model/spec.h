@@ -40,7 +40,8 @@ constexpr std::string_view name(NormKind kind) {
 // What is done with the weight of a norm.
 struct NormForm {
     NormKind kind = NormKind::rms;
-    float offset = 0;  // added to its weight
+    float offset = 0;      // added to its weight
+    bool weighted = true;  // else it has no weight, which counts as ones
 };
 
 // Which norms of what sublayers read take the place of the residual stream, so that results are added to them: none;
@@ -98,7 +99,8 @@ struct LayerSpec {
     std::optional<ExpertsSpec> experts;
     std::optional<MixerSpec> mixer_beside;  // reads the same norm as the mixer
     std::optional<LaurelSpec> laurel;       // the same
-    std::optional<SharedBlockSpec> block;   // runs first: the mixer reads the stream with what the block adds to it
+    bool norms_behind = false;  // its sublayers norm what they add, not what they read as those of other layers do
+    std::optional<SharedBlockSpec> block;  // runs first: the mixer reads the stream with what the block adds to it
 
     // Calls f(sublayer) for the specification of each.
     template <class F>
@@ -127,6 +129,8 @@ struct LayerSpec {
         f("experts", &LayerSpec::experts, "In place of the MLP, or beside it.");
         f("mixer_beside", &LayerSpec::mixer_beside, "A mixer of another kind, which reads the same norm.");
         f("laurel", &LayerSpec::laurel, "A second way around the mixer, which reads the same norm.");
+        f("norms_behind", &LayerSpec::norms_behind,
+          "Its sublayers norm what they add, not what they read as those of other layers do.");
         f("block", &LayerSpec::block, "A block that several layers share, whose result the mixer reads, too.");
     }
 };
@@ -173,6 +177,7 @@ struct ModelSpec {
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;
     float rms_norm_eps = 0;
     NormKind norm = NormKind::rms;
+    bool norm_weights = true;  // else norms have neither weights nor biases
     // Whether a sublayer norms its input, and whether it norms its result before that joins the residual stream.
     bool pre_norms = true, post_norms = false;
     StreamNorms stream_norms = StreamNorms::none;
@@ -214,6 +219,7 @@ struct ModelSpec {
         f("max_model_len", &ModelSpec::max_model_len, "");
         f("rms_norm_eps", &ModelSpec::rms_norm_eps, "");
         f("norm", &ModelSpec::norm, "");
+        f("norm_weights", &ModelSpec::norm_weights, "Norms have weights; else they have neither weights nor biases.");
         f("pre_norms", &ModelSpec::pre_norms, "A norm for the input of each sublayer.");
         f("post_norms", &ModelSpec::post_norms, "A norm for what each sublayer adds to the residual stream.");
         f("stream_norms", &ModelSpec::stream_norms,

@@ -1,5 +1,7 @@
 #include "model/step.h"
 
+#include <limits>
+
 #include "model/shard.h"
 #include "ops/ops.h"
 
@@ -10,6 +12,12 @@ TensorView Step<Tap>::whole(const Input& in) const {
     if (!in.norm.weight) return in.x;
     ops::rms_norm(backend, {.x = in.x, .weight = in.norm.weight, .out = in.norm.scratch, .eps = in.norm.eps});
     return in.norm.scratch;
+}
+
+template <class Tap>
+void Step<Tap>::copy_rows(const TensorView& from, const TensorView& to) const {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    ops::clip(backend, {.x = from, .out = to, .low = -infinity, .high = infinity});
 }
 
 template <class Tap>

@@ -59,6 +59,9 @@ struct Step {
     // The input of several ops: its norm, if it is left to do, is done here.
     TensorView whole(const Input& in) const;
 
+    // A copy of rows, which may be parts of wider ones.
+    void copy_rows(const TensorView& from, const TensorView& to) const;
+
     // A linear and its adapters. With a tap its norm is an op before both, so that adapters read the normed input, too.
     void linear(const LinearWeights& weights, const TensorView& x, const TensorView& out, const NormPrologue& norm = {},
                 const TensorView& residual = {}) const;

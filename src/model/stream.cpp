@@ -15,7 +15,7 @@ bool needs_ahead(const ModelSpec& spec) {
                layer.visit([&](const auto& own) {
                    if constexpr (requires { own.out_multiplier; }) multiplies |= own.out_multiplier != 1;
                });
-               return layer.mixer_beside || multiplies ||
+               return layer.mixer_beside || layer.norms_behind || multiplies ||
                       (layer.experts && (layer.experts->latent_size > 0 || layer.experts->post_norm));
            });
 }

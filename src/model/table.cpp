@@ -62,11 +62,18 @@ void ParamTable::clips(LinearWeights& weights, const Linear& linear) {
 }
 
 void ParamTable::norm(VectorWeights& weights, const std::string& name, int64_t size, Cut cut, float multiplier) {
-    norm(weights, name, size, NormForm{model_.norm, model_.norm_offset}, std::move(cut), multiplier);
+    norm(weights, name, size, NormForm{model_.norm, model_.norm_offset, model_.norm_weights}, std::move(cut),
+         multiplier);
 }
 
 void ParamTable::norm(VectorWeights& weights, const std::string& name, int64_t size, NormForm form, Cut cut,
                       float multiplier) {
+    if (!form.weighted)
+        return made(weights, [form, size, multiplier](Backend& backend, const VectorWeights&) {
+            const VectorWeights ones{
+                .loaded = ones_like(allocate_host(DType::float32, {size})), .bias = {}, .prepared = {}};
+            return norm_weight(backend, form, ones, multiplier);
+        });
     tensor(weights, name + ".weight", {size}, std::move(cut),
            [form, multiplier](Backend& backend, const VectorWeights& norm) {
                return norm_weight(backend, form, norm, multiplier);

@@ -74,7 +74,7 @@ public:
 
     void linear(LinearWeights& weights, const Linear& linear);
     // The weight of a norm, and its bias where norms have one. Once prepared it is (weight + offset) * multiplier.
-    // Without a form it is a norm as all of the model are.
+    // Without a form it is a norm as all of the model are. One without weight has no row.
     void norm(VectorWeights& weights, const std::string& name, int64_t size, Cut cut = {}, float multiplier = 1);
     void norm(VectorWeights& weights, const std::string& name, int64_t size, NormForm form, Cut cut = {},
               float multiplier = 1);

@@ -317,7 +317,8 @@ DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p) {
             .a_log = state_log_args(p.a_log),
             .b_log = state_log_args(p.b_log),
             .by_element = p.by_element,
-            .sigmoid_gate = p.sigmoid_gate};
+            .sigmoid_gate = p.sigmoid_gate,
+            .doubled_beta = p.doubled_beta};
 }
 
 SelectiveScanArgs selective_scan_args(const SelectiveScanParams& p) {

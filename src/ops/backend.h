@@ -318,8 +318,10 @@ struct UpdateStepParams {
 // The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
 // correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
 // good as its group_best best experts together. The weight of an expert is its score, where `normalize` divided by the
-// sum of the token's, times scale, times that of the expert. A row that holds NaN or whose largest logit is not finite:
-// experts 0 .. top_k - 1 with weights NaN, which end in the token's logits, where sampling tells.
+// sum of the token's, times scale, times that of the expert. With sparse_mixer (arXiv:2409.12136) scores are logits,
+// and the weight of an expert is its share in a softmax over those experts that are left when it is chosen and whose
+// logits l are near its own, m: (m - l) / max(|l|, m) is at most tolerance. A row that holds NaN or whose largest logit
+// is not finite: experts 0 .. top_k - 1 with weights NaN, which end in the token's logits, where sampling tells.
 struct RouteParams {
     TensorView logits;              // [num_tokens, num_experts] float32
     TensorView correction_bias;     // [num_experts] float32, or absent
@@ -330,7 +332,8 @@ struct RouteParams {
     bool normalize = false;
     float scale = 1;
     int num_groups = 1, top_groups = 1;
-    int group_best = 2;  // 1 or 2
+    int group_best = 2;   // 1 or 2
+    float tolerance = 0;  // of sparse_mixer
 };
 
 // The experts of a layer, made once at load time by prepare_experts.
@@ -432,6 +435,7 @@ struct CausalConvParams {
 //   S = decay * S;  S += k (beta * (v - S^T k))^T;  o = S^T q;  out = rms_norm(o) * silu(z).
 // num_v_heads / num_k_heads neighbouring heads of v have the same q and k.
 // by_element: each row of S has a decay of its own (Kimi Delta Attention, arXiv:2510.26692).
+// doubled_beta: beta is twice that, so that S may forget more of a key than all (arXiv:2411.12537).
 struct DeltaRuleParams {
     TensorView qkv;         // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim] activation: q, k, v
     TensorView z;           // [num_tokens, num_v_heads * v_dim] activation; rows may be strided, as those of a and b
@@ -450,6 +454,7 @@ struct DeltaRuleParams {
     TensorView kv_log = {}, a_log = {}, b_log = {};
     bool by_element = false;
     bool sigmoid_gate = false;  // out = rms_norm(o) * sigmoid(z)
+    bool doubled_beta = false;
 };
 
 // The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060). With

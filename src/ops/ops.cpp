@@ -448,6 +448,10 @@ void route(Backend& backend, const RouteParams& p) {
     check.require(p.top_groups >= 1 && p.top_groups <= p.num_groups, "top_groups: expected 1 to ", p.num_groups,
                   ", got ", p.top_groups);
     check.require(p.group_best == 1 || p.group_best == 2, "group_best: expected 1 or 2, got ", p.group_best);
+    check.require(
+        p.scoring != Scoring::sparse_mixer || (p.tolerance >= 0 && !p.normalize && !p.correction_bias),
+        "scoring: sparse_mixer takes a tolerance that is not negative, and has neither weights that add up to 1 "
+        "nor a correction_bias");
     const int64_t choice = num_experts / p.num_groups * p.top_groups;
     check.require(top_k >= 1 && top_k <= choice, "ids: expected 1 to ", choice, " columns, got ", top_k);
     backend.route(p);

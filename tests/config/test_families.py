@@ -244,7 +244,8 @@ def test_some_families_normalise_q_and_k():
         ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim is 16 and hidden_size is 32; only embeddings as"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before must be True in OPTForCausalLM"),
         ("mpt", {"attn_config": 3}, "attn_config must be an object; got 3"),
-        ("mpt", {"attn_config": {"clip_qkv": 6}}, "attn_config: clip_qkv must be None in MptForCausalLM; got 6"),
+        ("mpt", {"attn_config": {"clip_qkv": "6"}}, "clip_qkv must be a finite number > 0; got '6'"),
+        ("olmo", {"clip_qkv": 0}, "clip_qkv must be a finite number > 0; got 0"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config: alibi must be True in MptForCausalLM; got False"),
         ("llama", {"norm_head": True}, "the lm_head of this family counts as it is"),
         ("axk1", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc' or None in AXK1ForCausalLM"),
@@ -479,6 +480,7 @@ def test_build_spec_fills_every_field():
         "dtype": "bfloat16",
         "quantization": "none",
         "norm": "rms",
+        "norm_weights": True,
         "stream_norms": "none",
         "parallel_blocks": False,
         "parallel_norms": False,
@@ -528,6 +530,7 @@ def layer_with(sliding_window):
             "q_rope": -1,
             "inputs": 1,
             "kv_owner": -1,
+            "clip_qkv": 0.0,
             "qkv_bias": True,
             "out_bias": True,
             "qk_norm": "head",
@@ -542,6 +545,7 @@ def layer_with(sliding_window):
         "mixer_beside": None,
         "laurel": None,
         "block": None,
+        "norms_behind": False,
         "cache": {
             "kind": "paged",
             **heads,
@@ -571,6 +575,7 @@ def test_build_spec_of_experts():
         "shared_gate": True,
         "router_bias": False,
         "scoring": "softmax",
+        "tolerance": 0.0,
         "correction_bias": False,
         "norm_topk_prob": True,
         "scale": 1.0,
@@ -580,6 +585,7 @@ def test_build_spec_of_experts():
         "latent_size": 0,
         "weigh_inputs": False,
         "post_norm": False,
+        "out_multiplier": 1.0,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [True, False, True]
 
@@ -597,6 +603,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "shared_gate": False,
         "router_bias": False,
         "scoring": "sigmoid",
+        "tolerance": 0.0,
         "correction_bias": True,
         "norm_topk_prob": True,
         "scale": 2.5,
@@ -606,6 +613,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "latent_size": 0,
         "weigh_inputs": False,
         "post_norm": False,
+        "out_multiplier": 1.0,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [False, True, True]
     assert [layer["mlp"] is None for layer in written["layers"]] == [False, True, True]
@@ -979,3 +987,80 @@ def test_bases_of_rope_by_layer() -> None:
 def test_bases_of_rope_that_are_not_supported(more: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LlamaConfig(model_type="granite_swa", num_hidden_layers=5, **more)
+
+
+def test_clipped_queries_keys_and_values() -> None:
+    """MPT has the bound inside of `attn_config`, where 0 means that there is none."""
+    for values, bound in (
+        ({"model_type": "olmo", "clip_qkv": 8}, 8),
+        ({"model_type": "olmo", "clip_qkv": None}, 0),
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}}, 6),
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 0}}, 0),
+    ):
+        spec = build_spec(LlamaConfig.from_dict(values), dtype="float32", max_model_len=8)
+        assert {layer.mixer.clip_qkv for layer in spec.layers} == {bound}
+
+
+def test_layers_of_cohere_with_experts() -> None:
+    """Windows begin anew behind the layers without experts, which turn whether they have a window or not."""
+    config = LlamaConfig.from_dict(
+        {
+            **{
+                "model_type": "cohere2_moe",
+                "num_hidden_layers": 6,
+                "first_k_dense_replace": 2,
+                "num_shared_experts": 1,
+            },
+            **{"sliding_window_pattern": 3, "intermediate_size": 24, "prefix_dense_intermediate_size": 40},
+        }
+    )
+    full, slides = "full_attention", "sliding_attention"
+    assert config.layer_types == [full, full, slides, slides, full, slides]
+    assert config.no_rope_layers == [1, 1, 1, 1, 0, 1]
+    spec = build_spec(config, dtype="float32", max_model_len=8)
+    assert spec.norm == "layer" and [bool(layer.experts) for layer in spec.layers] == [False] * 2 + [True] * 4
+    assert (spec.layers[0].mlp.intermediate_size, spec.layers[2].experts.shared.intermediate_size) == (40, 24)
+    assert spec.layers[2].experts.out_multiplier == 0.5
+    assert LlamaConfig.from_dict(config.to_dict()) == config
+    for key in ("expert_selection_fn", "shared_expert_combination_strategy"):
+        with pytest.raises(ConfigError, match=rf"{key} must be .* or .*; got 'product'"):
+            LlamaConfig.from_dict({"model_type": "cohere2_moe", key: "product"})
+
+
+def test_sizes_and_rope_of_olmo_hybrid() -> None:
+    """Heads of states follow from those of attention; without a base there is no RoPE."""
+    values = {"model_type": "olmo_hybrid", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5}
+    config = LlamaConfig.from_dict(values)
+    assert config.layer_types == [*["linear_attention"] * 3, "full_attention", "linear_attention"]
+    spec = build_spec(config, dtype="float32", max_model_len=8)
+    state, attention = (spec.layers[layer] for layer in (0, 3))
+    assert (state.mixer.num_k_heads, state.mixer.num_v_heads, state.mixer.k_dim, state.mixer.v_dim) == (4, 4, 12, 24)
+    assert state.mixer.doubled_beta and state.mixer.norm_eps == np.float32(1e-5)
+    assert (state.norms_behind, attention.norms_behind, attention.mixer.rope) == (False, True, 0)
+    for more in ({"rope_theta": None}, {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}):
+        still = LlamaConfig.from_dict({**values, **more})
+        assert build_spec(still, dtype="float32", max_model_len=8).layers[3].mixer.rope == -1
+        assert LlamaConfig.from_dict(still.to_dict()) == still
+    with pytest.raises(ConfigError, match="linear_allow_neg_eigval must be True or False; got 1"):
+        LlamaConfig.from_dict({**values, "linear_allow_neg_eigval": 1})
+    with pytest.raises(ConfigError, match="states of this family change by no more than a key has"):
+        LlamaConfig.from_dict({"model_type": "qwen3_next", "linear_allow_neg_eigval": True})
+
+
+def test_experts_of_phi_are_two() -> None:
+    """SparseMixer is of two experts; the factor of cosines is one for each list of longrope."""
+    factors = {
+        f"{name}_{key}": value for name in ("short", "long") for key, value in (("factor", [1.0] * 4), ("mscale", 1.25))
+    }
+    rope = {"type": "longrope", "original_max_position_embeddings": 16, **factors, "long_mscale": 1.5}
+    values = {"model_type": "phimoe", "hidden_size": 64, "num_attention_heads": 8, "rope_scaling": rope}
+    config = LlamaConfig.from_dict(values)
+    for length, factor in ((16, 1.25), (17, 1.5)):
+        assert build_spec(config, dtype="float32", max_model_len=length).ropes[0].attention_factor == factor
+    assert build_spec(config, dtype="float32", max_model_len=8).layers[0].experts.tolerance == np.float32(0.02)
+    with pytest.raises(ConfigError, match="num_experts_per_tok must be 2 in PhimoeForCausalLM"):
+        LlamaConfig.from_dict({**values, "num_experts_per_tok": 1})
+    with pytest.raises(ConfigError, match="router_jitter_noise must be a number >= 0 and < 1; got -1"):
+        LlamaConfig.from_dict({**values, "router_jitter_noise": -1})
+    with pytest.raises(ConfigError, match="whether the lm_head has a bias is no choice"):
+        LlamaConfig.from_dict({"model_type": "mixtral", "lm_head_bias": True})

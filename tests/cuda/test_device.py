@@ -111,6 +111,9 @@ GOLDEN = (
     "llama4-text",
     "olmoe",
     "granite-moe-shared",
+    "phimoe",
+    "cohere2-moe",
+    "cohere2-moe-rms",
     "hunyuan-moe",
     "glm4-moe",
     "glm4v-moe",
@@ -132,6 +135,7 @@ GOLDEN = (
     "nemotron-3",
     "nemotron-3-super",
     "kimi-linear",
+    "olmo-hybrid",
     "falcon-h1",
     "falcon-h1-norm",
     "bamba",
@@ -156,6 +160,9 @@ GOLDEN = (
     # With bases of RoPE of their own, and layers without it:
     "granite-swa",
     "granitemoe-swa",
+    # With norms that have no weights:
+    "nanochat",
+    "olmo",
 )
 
 # In 16 bits, too: those that together have all kernels. Facts that other golden models have do not depend on the dtype.

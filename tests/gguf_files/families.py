@@ -190,6 +190,9 @@ FAMILIES = {
     "cohere": Rules("command-r", keys={"logit_scale": "logit_scale", "rope.scaling.type": b"none"}),
     "command-r-plus": Rules("command-r", keys={"logit_scale": "logit_scale", "rope.scaling.type": b"none"}),
     "cohere2": Rules("cohere2", keys={**_WINDOW, "logit_scale": "logit_scale", "attention.sliding_window_pattern": 3}),
+    "olmo": Rules(
+        "olmo", permuted=True, keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": "clip_qkv"}
+    ),
     "olmo3": Rules("olmo2", keys={**_WINDOW, "attention.sliding_window_pattern": As("bool", [True, False, True])}),
     "granite-moe": Rules("granitemoe", permuted=True, keys=_SCALES),
     "granite-moe-shared": Rules(

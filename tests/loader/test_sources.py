@@ -93,11 +93,13 @@ def test_the_text_part_is_found_under_every_prefix(tmp_path, name, prefixes):
     np.testing.assert_array_equal(logits(folder), logits(golden(name)))
 
 
-@pytest.mark.parametrize("name", ["internvl", "llava"])
-def test_the_text_part_of_a_wrapper_is_found_under_every_prefix(tmp_path, name):
-    """What is not below the prefix is another part, whatever its name."""
+@pytest.mark.parametrize(("name", "whole"), [("internvl", False), ("llava", False), ("llava", True)])
+def test_the_text_part_of_a_wrapper_is_found_under_every_prefix(tmp_path, name, whole):
+    """What is not below the prefix is another part, whatever its name. `whole`: names of HyperCLOVA X."""
 
     def rename(tensor):
+        if whole:
+            return f"model.{tensor}"
         plain = tensor.replace("language_model.model.", "model.language_model.")
         return plain.removeprefix("language_model.") if "language_model" in plain else f"model.other.{plain}"
 

@@ -71,10 +71,11 @@ class Rule:
         k_dim: int,
         v_dim: int,
         by_element: bool = False,
+        doubled_beta: bool = False,
     ) -> None:
         heads = k_heads * group
         decays = heads * k_dim if by_element else heads
-        self.kind = {"by_element": by_element, "sigmoid_gate": by_element}
+        self.kind = {"by_element": by_element, "sigmoid_gate": by_element, "doubled_beta": doubled_beta}
         self.k_heads, self.heads = k_heads, heads
         self.qkv = support.activations(rng, n, 2 * k_heads * k_dim + heads * v_dim)
         self.z = support.activations(rng, n, heads * v_dim)
@@ -108,6 +109,7 @@ sizes = st.sampled_from((1, 5, 16, 31, 64, 128))
     k_dim=sizes,
     v_dim=sizes,
     by_element=st.booleans(),
+    doubled_beta=st.booleans(),
     seed=support.seeds,
 )
 def test_delta_rule(
@@ -119,18 +121,22 @@ def test_delta_rule(
     k_dim: int,
     v_dim: int,
     by_element: bool,
+    doubled_beta: bool,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     sequences = draw_sequences(data, rng)
-    rule = Rule(rng, int(sequences.starts[-1]), k_heads, group, k_dim, v_dim, by_element)
+    rule = Rule(rng, int(sequences.starts[-1]), k_heads, group, k_dim, v_dim, by_element, doubled_beta)
     after = rule.state.copy()
     got = rule.run(backend(isa, threads), after, sequences.arguments())
     touched = set(sequences.out.tolist())
     for s, (begin, end) in enumerate(itertools.pairwise(sequences.starts)):
         before = rule.state[sequences.inn[s]] if sequences.inn[s] >= 0 else np.zeros_like(rule.state[0])
         heads, matrix = oracle.delta_heads(
-            *(x[begin:end] for x in (rule.qkv, rule.a, rule.b)), rule.rate, rule.bias, before, num_k_heads=k_heads
+            *(x[begin:end] for x in (rule.qkv, rule.a, rule.b)),
+            *(rule.rate, rule.bias, before),
+            num_k_heads=k_heads,
+            most_beta=1 + doubled_beta,
         )
         # A head sums what it reads of the state with weights whose squares add up to 1 / k_dim.
         length, size = k_dim + end - begin, 4 * max(1.0, float(np.abs(before).max()))

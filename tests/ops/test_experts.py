@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 from reference import ops as oracle
 from reference.ops import F64, Array
 
@@ -60,6 +60,29 @@ def test_route(threads: int, data: st.DataObject, num_tokens: int, num_experts: 
     assert_close(weights, want * scale * own, length=num_experts)
 
 
+@each_threads
+@given(
+    num_tokens=few,
+    num_experts=st.sampled_from((2, 8, 60)),
+    top_k=st.sampled_from((1, 2)),
+    tolerance=st.sampled_from((0.02, 0.3, 1.5)),
+    seed=support.seeds,
+)
+def test_sparse_mixer(threads: int, num_tokens: int, num_experts: int, top_k: int, tolerance: float, seed: int) -> None:
+    logits = support.activations(np.random.default_rng(seed), num_tokens, num_experts) * np.float32(3)
+    ids, weights = run_route(logits, top_k, threads=threads, scoring="sparse_mixer", tolerance=tolerance, scale=2.0)
+    left, rows = np.exp(logits.astype(np.float64)), np.arange(num_tokens)
+    for k in range(top_k):
+        best = left.argmax(1)
+        np.testing.assert_array_equal(ids[:, k], best)
+        most = np.log(left[rows, best])[:, None]
+        distance = (most - logits) / np.maximum(np.abs(logits), most)
+        assume(not (np.abs(distance - tolerance) < 1e-5).any())
+        want = left[rows, best] / (left * (distance <= tolerance)).sum(1)
+        assert_close(weights[:, k], 2 * want, length=num_experts)
+        left[rows, best] = 0
+
+
 def test_equal_scores_go_by_id() -> None:
     ids, weights = run_route(np.zeros((2, 8), np.float32), 3)
     np.testing.assert_array_equal(ids, [[0, 1, 2]] * 2)
@@ -91,6 +114,8 @@ def test_route_refuses_what_does_not_fit() -> None:
         run_route(logits, 2, num_groups=3)
     with pytest.raises(InfinilmError, match="top_groups: expected 1 to 2, got 3"):
         run_route(logits, 2, num_groups=2, top_groups=3)
+    with pytest.raises(InfinilmError, match=r"sparse_mixer takes a tolerance .* neither weights that add up to 1"):
+        run_route(logits, 2, scoring="sparse_mixer", normalize=True)
     with pytest.raises(InfinilmError, match="ids: expected 1 to 4 columns, got 5"):
         run_route(logits, 5, num_groups=2, top_groups=1)
 

@@ -609,7 +609,7 @@ def causal_conv(
 
 
 def delta_heads(
-    qkv: F64, a: F64, b: F64, decay_rate: F64, dt_bias: F64, state: F64, *, num_k_heads: int
+    qkv: F64, a: F64, b: F64, decay_rate: F64, dt_bias: F64, state: F64, *, num_k_heads: int, most_beta: int = 1
 ) -> tuple[F64, F64]:
     """What the heads of one sequence give by the gated delta rule, from token to token; and the state behind it.
 
@@ -623,7 +623,10 @@ def delta_heads(
     q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
     q, v = q / np.sqrt(k_dim), v.reshape(n, num_v_heads, v_dim)
     steps = np.logaddexp(0, a.astype(np.float64) + dt_bias).reshape(n, num_v_heads, -1, 1)
-    decay, beta = np.exp(decay_rate[:, None, None] * steps), 1 / (1 + np.exp(-b))  # [n, V, 1 or k_dim, 1], [n, V]
+    decay, beta = (
+        np.exp(decay_rate[:, None, None] * steps),
+        most_beta / (1 + np.exp(-b)),
+    )  # [n, V, 1 or k_dim, 1], [n, V]
     out = np.empty((n, num_v_heads, v_dim))
     matrix = state.astype(np.float64)
     for t in range(n):

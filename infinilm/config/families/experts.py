@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from infinilm.config.families.defaults import (
+    COHERE_DEFAULTS,
     ERNIE_DEFAULTS,
     GPT_OSS_DEFAULTS,
     MISTRAL_DEFAULTS,
@@ -16,6 +17,7 @@ from infinilm.config.families.family import Family
 from infinilm.config.families.names import (
     AFMOE,
     BAILING_MOE,
+    COHERE2_MOE,
     DEEPSEEK_MOE,
     ERNIE_MOE,
     EXAONE_MOE,
@@ -28,9 +30,11 @@ from infinilm.config.families.names import (
     MIMO_V2,
     MINIMAX_M2,
     MIXTRAL,
+    PHIMOE,
     QWEN_MOE,
 )
-from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, EXPERT_KEYS, Routing
+from infinilm.config.families.norms import COHERE_KEYS
+from infinilm.config.sublayers.experts import COMBINATION_KEYS, DEEPSEEK_KEYS, EXPERT_KEYS, Routing
 
 __all__ = ["DEEPSEEK_FIXED", "DEEPSEEK_ROUTING", "EXPERT_COUNT", "EXPERT_FAMILIES", "ROUTED_COUNT"]
 
@@ -236,6 +240,59 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
             "keys": _GRANITE_MOE["keys"] | {"shared_expert_intermediate_size"},
             "other_keys": {**EXPERT_COUNT, "shared_intermediate_size": ("shared_expert_intermediate_size",)},
         },
+    ),
+    Family(  # Phi-3.5-MoE
+        architecture="PhimoeForCausalLM",
+        model_type="phimoe",
+        defaults={
+            "vocab_size": 32064,
+            "intermediate_size": 6400,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.01,
+        },
+        windows="all",
+        norm="layer_bias",
+        lm_head_bias="lm_head_bias",
+        routing=Routing(scoring="sparse_mixer", shared_gate=False),
+        norm_topk_prob=False,
+        names=PHIMOE,
+        keys=frozenset({"num_experts", "num_experts_per_tok", "lm_head_bias", "router_jitter_noise"}),
+        other_keys=EXPERT_COUNT,
+        fixed_keys={"num_experts_per_tok": 2},
+        ignored_keys=frozenset({"input_jitter_noise"}),
+    ),
+    Family(  # attention and experts read the same norm
+        architecture="Cohere2MoeForCausalLM",
+        model_type="cohere2_moe",
+        defaults={
+            **COHERE_DEFAULTS,
+            "head_dim": 128,
+            "pad_token_id": 0,
+            "sliding_window": 4096,
+            "use_sliding_window": True,
+            "sliding_window_pattern": 4,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "shared_expert_combination_strategy": "average",
+        },
+        windows="layer_types",
+        norm="use_rms_norm",
+        parallel_blocks="one_norm",
+        rope_pairs="neighbours",
+        routing=Routing(scoring="expert_selection_fn", shared_gate=False),
+        names=COHERE2_MOE,
+        keys=COHERE_KEYS
+        | COMBINATION_KEYS
+        | {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "n_shared_experts"}
+        | {"first_k_dense_replace", "mlp_layer_types", "mlp_only_layers", "no_rope_layers", "use_rms_norm"}
+        | {"layer_norm_eps", "prefix_dense_intermediate_size", "prefix_dense_sliding_window_pattern"},
+        other_keys={"num_shared_experts": ("n_shared_experts",)},
     ),
     Family(
         architecture="GraniteMoeSWAForCausalLM",

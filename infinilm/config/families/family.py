@@ -64,7 +64,10 @@ class Family:
     # A sublayer norms its input (pre) and its output (post) before that is added to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
-    norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
+    attention_norms_behind: bool = False  # layers with attention have norms behind sublayers, those with a state before
+    # LayerNorm takes off the mean first; q_norm and k_norm are rms. With "use_rms_norm" that key decides, and LayerNorm
+    # has no bias.
+    norm: Literal["rms", "layer", "layer_bias", "use_rms_norm"] = "rms"
     # Tokens see those behind them, too, so a text is computed whole: an encoder, which has no lm_head. A window of
     # `sliding_window` tokens then reaches half as far to each side.
     two_way: str | bool = False
@@ -84,9 +87,10 @@ class Family:
     # Attention and MLP read the same residual stream, through one norm or through a norm of their own each; or the key
     # `use_parallel_residual` says whether they do, and `num_ln_in_parallel_attn` through how many norms.
     parallel_blocks: Literal["no", "one_norm", "own_norms", "use_parallel_residual"] = "no"
-    lm_head_bias: bool = False
+    lm_head_bias: bool | Literal["lm_head_bias"] = False  # or the key of this name says it
     lone_sublayers: bool = False  # a layer is a mixer, an MLP or experts alone, as layer_types says
     decay: Decay = "of_head"  # of the delta rule, in layers with a state
+    delta: Mapping[str, Any] = field(default_factory=dict)  # fields of DeltaSpec that the family decides
     attention_beside: bool = False  # layers with a state have attention, too, which reads the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # the engine's activation; None: hidden_act says it
@@ -100,10 +104,12 @@ class Family:
     # The weights of a token's experts are scaled to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"
     norm_offset: float = 0  # added to the weights of norms
+    norm_weights: bool = True  # else norms have neither weights nor biases
     scaled_embedding: bool = False  # by the root of hidden_size
     # The elements of a head that RoPE turns together in the checkpoint: i and i + rotary_dim / 2, or 2i and 2i + 1. The
     # engine has halves: rows of q_proj and k_proj change places when they are read.
     rope_pairs: Literal["halves", "neighbours"] = "halves"
+    rope_backwards: bool = False  # RoPE turns by the negative of a position
     indexer_turns_neighbours: bool = True  # RoPE of an indexer turns what that of its layer does; else halves
     # Layers without a window have no RoPE: always, or where sliding_window is set.
     rope_needs_window: bool | Literal["where set"] = False

@@ -25,6 +25,7 @@ __all__ = [
     "BERT",
     "BLOOM",
     "CODEGEN",
+    "COHERE2_MOE",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
     "DISTILBERT",
@@ -71,12 +72,15 @@ __all__ = [
     "MODERN_BERT",
     "MPNET",
     "MPT",
+    "NANOCHAT",
     "NEMOTRON_H",
     "NOMIC_BERT",
     "OF_MISTRAL_OWN",
+    "OLMO_HYBRID",
     "OPT",
     "PHI",
     "PHI3",
+    "PHIMOE",
     "QWEN3_5",
     "QWEN3_5_MOE",
     "QWEN3_NEXT",
@@ -324,6 +328,8 @@ MIXTRAL = TensorNames(
     stacked=_STACKED,
 )
 
+PHIMOE = replace(MIXTRAL, renamed={**MIXTRAL.renamed, "mlp.gate": ("block_sparse_moe.gate", "mlp.router")})
+
 MINIMAX_M2 = TensorNames(
     renamed={
         **MIXTRAL.renamed,
@@ -347,6 +353,8 @@ AX_K1 = replace(
     renamed={**_SHARED_EXPERTS, "post_feedforward_layernorm": ("post_mlp_layernorm", "mlp.post_mlp_layernorm")},
     zero_if_absent=frozenset({"mlp.gate.e_score_correction_bias"}),
 )
+
+COHERE2_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED)
 
 EXAONE_MOE = TensorNames(
     renamed={
@@ -478,6 +486,16 @@ KIMI_LINEAR = TensorNames(
         },
     },
     stacked=_STACKED,
+)
+
+OLMO_HYBRID = TensorNames(
+    renamed={
+        "linear_attn.f_proj": "linear_attn.a_proj",
+        "linear_attn.norm": "linear_attn.o_norm",
+        "linear_attn.out_proj": "linear_attn.o_proj",
+        "input_layernorm": ("attention_layer_norm", "input_layernorm"),
+        "post_attention_layernorm": ("feedforward_layer_norm", "post_attention_layernorm"),
+    },
 )
 
 _FEED_FORWARD = {f"mlp.{part}_proj": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
@@ -733,6 +751,8 @@ PHI = TensorNames(
     renamed={"self_attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"},
 )
 
+NANOCHAT = TensorNames(renamed={"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"})
+
 GPT_NEOX = TensorNames(
     (("gpt_neox.", ""),),
     outside={"embed_tokens": "embed_in", "norm": "final_layer_norm", "lm_head": "embed_out"},
@@ -819,7 +839,11 @@ VAULT_GEMMA = TensorNames(renamed={"post_attention_layernorm": "pre_feedforward_
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
 
 # Where the text part of a wrapper around any family is (`json/wrappers.py`). What is not below is another part.
-WRAPPED = (*_TEXT_PREFIXES[:2], ("model.text_model.", ""))
+WRAPPED = (
+    ("model.language_model.model.", "model.language_model."),  # of HyperCLOVA X, as published
+    *_TEXT_PREFIXES[:2],
+    ("model.text_model.", ""),
+)
 
 _VISUAL = ("visual.", "model.visual.")
 

@@ -25,19 +25,20 @@ from infinilm.config.families.names import (
     GPT_NEOX,
     HYPERCLOVAX,
     MPT,
+    NANOCHAT,
     OPT,
     PHI,
     STARCODER2,
     VAULT_GEMMA,
 )
 
-__all__ = ["NORM_FAMILIES"]
+__all__ = ["COHERE_KEYS", "NORM_FAMILIES"]
 
 _GEMMA_KEYS = frozenset(
     {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq"}
 )
 
-_COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
+COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _LAYER_NORM_EPS: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
 
 # The words of GPT-2, and learned positions.
@@ -237,6 +238,44 @@ NORM_FAMILIES: tuple[Family, ...] = (
         pre_norms=False,
         post_norms=True,
         rope_needs_window="where set",
+    ),
+    # Norms without weights.
+    Family(
+        architecture="NanoChatForCausalLM",
+        model_type="nanochat",
+        defaults={
+            "vocab_size": 50304,
+            "hidden_size": 768,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 6,
+            "hidden_act": "relu2",
+            "final_logit_softcapping": 15.0,
+            "pad_token_id": 1,
+            "bos_token_id": (0,),
+            "eos_token_id": (1,),
+        },
+        qk_norm="turned_heads",
+        norm_weights=False,
+        embedding_norm=True,
+        rope_backwards=True,
+        gated_mlp=False,
+        names=NANOCHAT,
+        keys=frozenset({"final_logit_softcapping"}),
+    ),
+    Family(
+        architecture="OlmoForCausalLM",
+        model_type="olmo",
+        defaults={
+            "vocab_size": 50304,
+            "rms_norm_eps": 1e-5,
+            "pad_token_id": 1,
+            "bos_token_id": (),
+            "eos_token_id": (50279,),
+        },
+        norm="layer",
+        norm_weights=False,
+        keys=frozenset({"clip_qkv"}),
     ),
     # LayerNorm.
     Family(
@@ -533,7 +572,7 @@ NORM_FAMILIES: tuple[Family, ...] = (
         norm="layer",
         gated_mlp=False,
         names=MPT,
-        keys=frozenset({"attn_config", "expansion_ratio"}),
+        keys=frozenset({"attn_config", "clip_qkv", "expansion_ratio"}),
         other_keys={
             "d_model": ("hidden_size",),
             "n_heads": ("num_attention_heads",),
@@ -562,7 +601,7 @@ NORM_FAMILIES: tuple[Family, ...] = (
         norm="layer",
         parallel_blocks="one_norm",
         rope_pairs="neighbours",
-        keys=_COHERE_KEYS | {"use_qk_norm"},
+        keys=COHERE_KEYS | {"use_qk_norm"},
         other_keys=_LAYER_NORM_EPS,
     ),
     Family(
@@ -579,7 +618,7 @@ NORM_FAMILIES: tuple[Family, ...] = (
         parallel_blocks="one_norm",
         rope_pairs="neighbours",
         rope_needs_window=True,
-        keys=_COHERE_KEYS,
+        keys=COHERE_KEYS,
         other_keys=_LAYER_NORM_EPS,
         fixed_keys={
             "use_parallel_block": True,

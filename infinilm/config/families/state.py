@@ -17,6 +17,7 @@ from infinilm.config.families.names import (
     LFM2,
     LFM2_MOE,
     NEMOTRON_H,
+    OLMO_HYBRID,
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_NEXT,
@@ -155,6 +156,30 @@ STATE_FAMILIES: tuple[Family, ...] = (
         fixed_keys={"moe_router_activation_func": "sigmoid", "mla_use_nope": True, "moe_layer_freq": 1},
         # head_dim is of no math, and nothing is turned.
         ignored_keys=frozenset({"head_dim", "use_grouped_topk", "rope_theta", "rope_scaling"}),
+    ),
+    Family(
+        architecture="OlmoHybridForCausalLM",
+        model_type="olmo_hybrid",
+        defaults={
+            "vocab_size": 100352,
+            "hidden_size": 3840,
+            "num_attention_heads": 30,
+            "max_position_embeddings": 65536,
+            "pad_token_id": 100277,
+            "bos_token_id": (),
+            "eos_token_id": (100257,),
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+        },
+        qk_norm="all",
+        attention_norms_behind=True,
+        delta={"apart": True, "norm_eps": 1e-5},
+        names=OLMO_HYBRID,
+        keys=DELTA_KEYS - {"full_attention_interval"} | {"linear_allow_neg_eigval", "no_rope_layers"},
+        # How weights begin in training.
+        ignored_keys=frozenset(
+            {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
+        ),
     ),
     Family(
         architecture="Lfm2ForCausalLM",

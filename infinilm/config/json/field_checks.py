@@ -74,6 +74,7 @@ def check_family_keys(config: ModelFields, family: Family) -> None:
         "attention_multiplier",
         "query_pre_attn_scalar",
         "attn_logit_softcapping",
+        "clip_qkv",
         "final_logit_softcapping",
         "rope_local_base_freq",
     ):

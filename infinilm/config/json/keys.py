@@ -37,6 +37,9 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "mlp_only_layers": ((None, [], ()), "this family has no experts"),
         "enable_moe_block": (_NEVER, "this family has no experts beside its MLPs"),
         "moe_latent_size": (_NONE_OF, "the experts of this family read the token itself"),
+        "expert_selection_fn": ((None, "softmax"), "how experts are scored is no choice in this family"),
+        "shared_expert_combination_strategy": ((None, "sum"), "what experts of this family give is added up"),
+        "use_rms_norm": (_NEVER, "which norms this family has is no choice"),
         "top_k_experts": (_NONE_OF, "this family has no experts"),
         "global_head_dim": ((None,), "all layers of this family have heads of one size"),
         "num_global_key_value_heads": ((None,), "all layers of this family have as many kv heads"),
@@ -54,6 +57,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "linear_key_head_dim": (_NONE_OF, "this family has no linear attention"),
         "linear_value_head_dim": (_NONE_OF, "this family has no linear attention"),
         "linear_conv_kernel_dim": (_NONE_OF, "this family has no linear attention"),
+        "linear_allow_neg_eigval": (_NEVER, "states of this family change by no more than a key has"),
         "full_attention_interval": ((None, 1), "this family has no linear attention"),
         **{
             key: ((None, default), "this family has no Mamba layers")
@@ -91,7 +95,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "alibi": (_NEVER, "positions come from RoPE only"),
         "use_qk_norm": (_NEVER, "norms of q and k are not computed in this family"),
         "qk_layernorm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
-        "clip_qkv": ((None,), "clipped q, k and v are not supported"),
+        "clip_qkv": ((None,), "q, k and v are not clipped in this family"),
         "query_pre_attn_scalar": ((None,), "attention scores are scaled by head_dim ** -0.5 in this family"),
         "attn_logit_softcapping": ((None,), "this family has no soft caps"),
         "final_logit_softcapping": ((None,), "this family has no soft caps"),
@@ -107,7 +111,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "scale_emb": (_ONE, "multipliers are not supported"),
         "scale_depth": (_ONE, "multipliers are not supported"),
         "dim_model_base": ((None,), "multipliers are not supported"),
-        "lm_head_bias": (_NEVER, "the lm_head has no bias"),
+        "lm_head_bias": (_NEVER, "whether the lm_head has a bias is no choice in this family"),
         "norm_head": (_NEVER, "the lm_head of this family counts as it is"),
         "activation": ((None, "swiglu"), "the activation of the MLP is said by hidden_act"),
         "type_vocab_size": (_NONE_OF, "tokens of this family have no types"),
@@ -144,7 +148,7 @@ INERT = frozenset(
     qk_head_dim
     num_return_sequences output_attentions output_hidden_states output_router_logits output_scores prefix problem_type
     remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
-    router_aux_loss_coef router_jitter_noise
+    router_aux_loss_coef
     sbert_ce_default_activation_function sentence_transformers
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
     tokenizer_class top_k top_p torchscript transformers_version typical_p unk_token_id

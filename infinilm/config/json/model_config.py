@@ -68,8 +68,8 @@ class ModelConfig(ModelFields):
         "silu".
     max_position_embeddings
         2048 tokens.
-    rms_norm_eps
-        1e-6.
+    rms_norm_eps, use_rms_norm
+        1e-6, False: whether norms are RMSNorm, where a family has the choice (Cohere 2 with experts), else LayerNorm.
     rope_theta, rope_scaling
         10000.0 and None, or the 4.x dict of a scaled rope type. `rope_parameters`, the 5.x dict, holds both
         and can be given instead; it reads back as a read-only view.
@@ -125,6 +125,9 @@ class ModelConfig(ModelFields):
         on the first chooses.
     moe_latent_size
         None: experts read and give so many elements, by a linear before and one behind them (Nemotron 3 Super).
+    expert_selection_fn, shared_expert_combination_strategy
+        "softmax" and "sum": how experts are scored, also "sigmoid"; and how the result of a token's experts is joined
+        with that of the experts of all tokens, also "average". Cohere 2 has these.
     enable_moe_block
         False: whether layers have experts beside their MLPs, in families that can (Gemma 4).
     swa_num_key_value_heads
@@ -147,6 +150,12 @@ class ModelConfig(ModelFields):
         values; whether RoPE turns elements 2i and 2i + 1 together, not i and i + qk_rope_head_dim / 2.
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
+    clip_qkv
+        None: elements of q, k and v are clipped to lie between -clip_qkv and clip_qkv, where a family has that (OLMo 1,
+        MPT).
+    lm_head_bias, router_jitter_noise
+        False, 0.0: whether the lm_head has a bias, where a family has the choice, and half the distance from the best
+        expert within which others count when that one is weighed. Phi-3.5-MoE has both.
     norm_head
         False: whether the columns of lm_head count as divided by their lengths, where a family has the choice (Ling 1).
     use_parallel_residual, num_ln_in_parallel_attn
@@ -499,6 +508,7 @@ _KNOWN_KEYS = (
     | {f"swa_{key}" for key in ("num_attention_heads", "head_dim", "v_head_dim")}
     | {"multi_query", "new_decoder_architecture", "num_kv_heads", "parallel_attn"}
     | {"word_embed_proj_dim", "attn_config"}
+    | {"prefix_dense_intermediate_size", "prefix_dense_sliding_window_pattern"}
     | {
         "rotary_dim",
         "use_mem_rope",

@@ -270,6 +270,48 @@ def _groups_by_method(values: dict[str, Any], family: Family) -> None:
         )
 
 
+def _layers_of_cohere(values: dict[str, Any], family: Family) -> None:
+    """Bring sizes, norms and layers of Cohere 2 with experts to the keys of others.
+
+    `intermediate_size` is that of experts; with `rms_norm_eps` norms are RMSNorm. The first layers have no experts, and
+    a pattern of windows of their own: where that is 1, none of them has a window and all turn, in which they differ
+    from others without a window.
+    """
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+
+    def number(key: str, default: int) -> int:
+        return as_integer(key, default if values.get(key) is None else values[key], least=0)
+
+    dense_size = values.pop("prefix_dense_intermediate_size", None)
+    if values.get("moe_intermediate_size") is None:
+        size = number("intermediate_size", defaults["intermediate_size"])
+        values["moe_intermediate_size"], values["intermediate_size"] = size, dense_size or size
+    eps = values.pop("layer_norm_eps", None)
+    if values.get("use_rms_norm") is None:
+        values["use_rms_norm"] = values.get("rms_norm_eps") is not None
+    if not values["use_rms_norm"]:
+        values["layer_norm_eps"] = eps
+        rename(values, "layer_norm_eps", "rms_norm_eps")
+    layers = number("num_hidden_layers", values.get("num_layers") or defaults["num_hidden_layers"])
+    first, kinds = number("first_k_dense_replace", 0), values.get("mlp_layer_types")
+    own_pattern = number("prefix_dense_sliding_window_pattern", 1) or 1
+    values.pop("prefix_dense_sliding_window_pattern", None)
+    pattern = number("sliding_window_pattern", defaults["sliding_window_pattern"]) or 1
+    if values.get("layer_types") is None:
+        ends = [
+            (layer + 1) % own_pattern if layer < first else (layer - first + 1) % pattern for layer in range(layers)
+        ]
+        values["layer_types"] = ["sliding_attention" if end else "full_attention" for end in ends]
+    if values.get("no_rope_layers") is None:
+        is_dense = [layer < first for layer in range(layers)]
+        if isinstance(kinds, (list, tuple)) and len(kinds) == layers:  # a wrong list is refused by its own check
+            is_dense = [kind == "dense" for kind in kinds]
+        turns = zip(values["layer_types"], is_dense, strict=False)
+        values["no_rope_layers"] = [
+            int(kind == "sliding_attention" or (own and own_pattern == 1)) for kind, own in turns
+        ]
+
+
 def _dense_by_type(values: dict[str, Any], family: Family) -> None:
     """Bring `mlp_layer_types`, "dense" or "sparse" of each layer, to `mlp_only_layers`."""
     kinds = values.pop("mlp_layer_types", None)
@@ -426,6 +468,27 @@ def _thetas_of_layers(values: dict[str, Any], family: Family) -> None:
         values["rope_local_base_freq"] = of_windows
 
 
+def _sizes_of_olmo_hybrid(values: dict[str, Any], family: Family) -> None:
+    """Bring OLMo Hybrid's layers and sizes that are not said, and RoPE without a base, which is none."""
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+
+    def size(key: str, default: int) -> int:
+        return as_integer(key, default if values.get(key) is None else values[key])
+
+    layers = size("num_hidden_layers", values.get("num_layers") or defaults["num_hidden_layers"])
+    if values.get("layer_types") is None:
+        full = {*range(3, layers, 4)} or {layers - 1}
+        values["layer_types"] = ["full_attention" if layer in full else STATE_LAYER for layer in range(layers)]
+    if values.get("no_rope_layers") is None and values.get("rope_theta", 0) is None:
+        values["no_rope_layers"] = [0] * layers
+    heads = size("num_attention_heads", defaults["num_attention_heads"])
+    k_heads = values["linear_num_key_heads"] = size("linear_num_key_heads", heads)
+    values["linear_num_value_heads"] = size("linear_num_value_heads", heads)
+    k_dim = size("linear_key_head_dim", 3 * size("hidden_size", defaults["hidden_size"]) // (4 * k_heads))
+    values["linear_key_head_dim"] = k_dim
+    values["linear_value_head_dim"] = size("linear_value_head_dim", 2 * k_dim)
+
+
 def _layers_of_bamba(values: dict[str, Any], family: Family) -> None:
     """Bring `attn_layer_indices`, the layers with attention, to `layer_types`."""
     attention = values.pop("attn_layer_indices", None)
@@ -537,7 +600,7 @@ def _heads_of_falcon(values: dict[str, Any], family: Family) -> None:
 
 
 def _attention_of_mpt(values: dict[str, Any], family: Family) -> None:
-    """Check MPT's `attn_config`, of which one kind of attention is here: all heads, with ALiBi."""
+    """Bring MPT's `attn_config` to the keys of others. One kind of attention is here: all heads, with ALiBi."""
     own = values.pop("attn_config", None)
     if own is None:
         return
@@ -547,7 +610,6 @@ def _attention_of_mpt(values: dict[str, Any], family: Family) -> None:
         "attn_type": ("multihead_attention",),
         "alibi": (True,),
         "alibi_bias_max": (8,),
-        "clip_qkv": (None,),
         "prefix_lm": (False,),
         "qk_ln": (False,),
         "softmax_scale": (None,),
@@ -557,6 +619,8 @@ def _attention_of_mpt(values: dict[str, Any], family: Family) -> None:
             raise ConfigError(
                 f"attn_config: {key} must be {allowed[0]!r} in {family.architecture}; got {short_repr(own[key])}"
             )
+    values["attn_config: clip_qkv"] = own.get("clip_qkv") or None  # 0 clips nothing
+    rename(values, "attn_config: clip_qkv", "clip_qkv")
 
 
 def _logit_scale(values: dict[str, Any], family: Family) -> None:
@@ -589,6 +653,7 @@ _KEYS_OF_FAMILIES = (
     ("mup_enabled", _root_of_hidden),
     ("topk_method", _groups_by_method),
     ("hybrid_layer_pattern", _layers_of_mimo),
+    ("prefix_dense_sliding_window_pattern", _layers_of_cohere),
     ("mlp_layer_types", _dense_by_type),
     *((key, _four_times_hidden) for key in ("n_inner", "ffn_hidden_size", "expansion_ratio")),
     ("word_embed_proj_dim", _width_of_embedding),
@@ -601,6 +666,7 @@ _KEYS_OF_FAMILIES = (
     ("position_embedding_type", _layers_of_granite),
     ("hybrid_override_pattern", _layers_of_nemotron),
     ("attn_layer_indices", _layers_of_bamba),
+    ("linear_allow_neg_eigval", _sizes_of_olmo_hybrid),
     ("lm_head_multiplier", _multiplier_of_logits),
     ("num_mem_blocks", _sizes_of_zamba),
     ("layer_rope_theta", _thetas_of_layers),
@@ -625,6 +691,8 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
             del scaling[inert]
         proportional = scaling.get("rope_type") == "proportional"  # the part is that type's own parameter
         for outer in ("rope_theta",) if proportional else ("rope_theta", "partial_rotary_factor"):
+            if scaling.get(outer, 0) is None:  # for families where null is another thing than nothing
+                values.setdefault(outer, None)
             value = scaling.pop(outer, None)
             if value is not None:
                 if values.get(outer) is not None and values[outer] != value:

@@ -30,6 +30,7 @@ class AttentionConfig(Sizes):
     no_rope_layer_interval: int | None = None  # None: every layer has RoPE
     attention_multiplier: float | None = None  # None: head_dim ** -0.5
     use_qk_norm: bool = False
+    clip_qkv: float | None = None  # elements of q, k and v are at most this far from 0
     query_pre_attn_scalar: float | None = None  # None: head_dim; scores are divided by its root
     attn_logit_softcapping: float | None = None
     use_bidirectional_attention: bool = False  # tokens see those behind them, too

@@ -15,7 +15,7 @@ from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 from infinilm.errors import ConfigError
 
-__all__ = ["DEEPSEEK_KEYS", "EXPERT_KEYS", "ExpertConfig", "Routing", "experts_spec"]
+__all__ = ["COMBINATION_KEYS", "DEEPSEEK_KEYS", "EXPERT_KEYS", "ExpertConfig", "Routing", "experts_spec"]
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -38,11 +38,22 @@ class ExpertConfig(Sizes):
     routed_scaling_factor: float = 1.0
     enable_moe_block: bool = False
     moe_latent_size: int | None = None  # None: experts read the token itself
+    router_jitter_noise: float = 0.0  # half the tolerance of "sparse_mixer"
+    expert_selection_fn: str = "softmax"  # or "sigmoid"
+    shared_expert_combination_strategy: str = "sum"  # or "average": of a token's experts and those of all tokens
 
 
 _DEEPSEEK = {"n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor"}
 
-EXPERT_KEYS = frozenset(defaults_of(ExpertConfig).keys() - _DEEPSEEK - {"enable_moe_block", "moe_latent_size"})
+COMBINATION_KEYS = frozenset({"expert_selection_fn", "shared_expert_combination_strategy"})
+"""How experts are scored and joined, where that is a choice of a checkpoint, as in Cohere 2."""
+
+EXPERT_KEYS = frozenset(
+    defaults_of(ExpertConfig).keys()
+    - _DEEPSEEK
+    - COMBINATION_KEYS
+    - {"enable_moe_block", "moe_latent_size", "router_jitter_noise"}
+)
 """The keys of families that are like Qwen's."""
 
 DEEPSEEK_KEYS = frozenset(_DEEPSEEK | {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"})
@@ -57,7 +68,9 @@ class Routing:
     """How the routers of a family work: a column of its table."""
 
     bias: bool = False  # the router and each expert have biases
-    scoring: Literal["softmax", "sigmoid"] = "softmax"  # over all experts of a layer; of each
+    # Softmax over all experts of a layer, sigmoid of each, or the key `expert_selection_fn` says which; "sparse_mixer":
+    # softmax over those near the best that is left, one after the other.
+    scoring: Literal["softmax", "sigmoid", "sparse_mixer", "expert_selection_fn"] = "softmax"
     correction_bias: bool = False  # each expert has a number that is added to its score for the choice alone
     # The layers have their MLP, too, and `enable_moe_block` tells whether they have experts. See `ExpertsSpec`.
     beside_mlp: bool = False
@@ -122,6 +135,11 @@ def experts_spec(
     scale = config.routed_scaling_factor
     if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not math.isfinite(scale) or scale <= 0:
         raise ConfigError(f"routed_scaling_factor must be a finite number > 0; got {short_repr(scale)}")
+    scoring: str = routing.scoring
+    if scoring == "expert_selection_fn":
+        scoring = _one_of(scoring, config.expert_selection_fn, ("softmax", "sigmoid"))
+    combination = "shared_expert_combination_strategy"
+    averages = _one_of(combination, getattr(config, combination), ("sum", "average")) == "average" and shared > 0
     latent = config.moe_latent_size
     in_reach = config.num_experts // num_groups * top_groups
     return layers, ExpertsSpec(
@@ -132,16 +150,31 @@ def experts_spec(
         shared=mlp(shared, bias=False) if shared else None,
         shared_gate=routing.shared_gate and shared > 0,
         router_bias=routing.bias,
-        scoring=routing.scoring,
+        scoring=scoring,
+        tolerance=2 * _noise(config.router_jitter_noise) if scoring == "sparse_mixer" else 0,
         correction_bias=routing.correction_bias,
-        norm_topk_prob=config.norm_topk_prob,
+        # A softmax over a token's experts alone is that over all of them, made to add up to 1.
+        norm_topk_prob=config.norm_topk_prob or (routing.scoring == "expert_selection_fn" and scoring == "softmax"),
         scale=float(scale),
         num_groups=num_groups,
         top_groups=top_groups,
         group_best=routing.group_best,
         weigh_inputs=routing.weigh_inputs,
         post_norm=routing.post_norm,
+        out_multiplier=0.5 if averages else 1,
     )
+
+
+def _noise(value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+        raise ConfigError(f"router_jitter_noise must be a number >= 0 and < 1; got {short_repr(value)}")
+    return float(value)
+
+
+def _one_of(key: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ConfigError(f"{key} must be {' or '.join(map(repr, choices))}; got {short_repr(value)}")
+    return str(value)
 
 
 def _at_most(key: str, value: int, most: int, what: str) -> int:

@@ -210,7 +210,12 @@ def _longrope(rope: _Rope) -> tuple[Frequencies, float]:
     factor = rope.factor() if "factor" in rope.parameters else rope.max_position_embeddings / positions
     attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(positions))
     attention_factor = rope.number("attention_factor", "a number > 0", attention_factor, above=0)
-    factors = long if rope.max_model_len > positions else short
+    is_long = rope.max_model_len > positions
+    # Phi-3.5-MoE says the factor itself, one for each list.
+    attention_factor = rope.number(
+        "long_mscale" if is_long else "short_mscale", "a number > 0", attention_factor, above=0
+    )
+    factors = long if is_long else short
     return _reciprocal(factors * _periods(rope.head_dim, rope.theta)), attention_factor
 
 
@@ -245,7 +250,14 @@ ROPE_TYPES: Mapping[str, _RopeType] = {
             ),
         ),
         ("proportional", _proportional, ("factor", "partial_rotary_factor")),
-        ("longrope", _longrope, ("factor", "attention_factor", "short_factor", "long_factor", _POSITIONS)),
+        (
+            "longrope",
+            _longrope,
+            (
+                *("factor", "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"),
+                _POSITIONS,
+            ),
+        ),
     )
 }
 """The supported rope types and the keys each may carry."""

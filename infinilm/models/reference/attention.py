@@ -17,6 +17,8 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
     heads: dict[str, Array] = {}
     for name in ("q", "k", "v") if owner < 0 else ("q",):
         projected = s.linear(h, s.name(f"self_attn.{name}_proj"), spec.qkv_bias)
+        if spec.clip_qkv:
+            projected = np.clip(projected, -s.scalar(spec.clip_qkv), s.scalar(spec.clip_qkv))
         count = spec.num_heads if name == "q" else spec.num_kv_heads
         heads[name] = s.emit(f"{name}_proj", projected.reshape(num_tokens, count, -1))
 

@@ -193,7 +193,8 @@ def run_layer(s: Step, x: Array) -> Array:
         return add(s, x, mlp(s, own.mlp, h), "down_proj", "post_feedforward_layernorm", own.mlp.out_multiplier)
     assert own.experts is not None
     out = experts(s, own.experts, h, router_logits(s, own.experts, h))
-    return add(s, x, out, "experts", "post_feedforward_layernorm", has_norm=own.experts.post_norm)
+    end = own.experts.out_multiplier, own.experts.post_norm
+    return add(s, x, out, "experts", "post_feedforward_layernorm", *end)
 
 
 def add_mixer(s: Step, x: Array, spec: Mixer, h: Array) -> Array:

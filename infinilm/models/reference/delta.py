@@ -21,7 +21,7 @@ def delta_rule(s: Step, spec: DeltaSpec, h: Array) -> Array:
     [num_v_heads, k_dim, v_dim].
     """
     num_tokens, at = len(h), s.name("linear_attn")
-    mixed, z, b, a, taps = _by_element(s, spec, h, at) if spec.by_element else _by_head(s, h, at)
+    mixed, z, b, a, taps = _apart(s, spec, h, at) if spec.apart else _joined(s, h, at)
     convolved = np.empty_like(mixed)
     matrices: list[Array] = []
     inputs: list[Array] = []
@@ -45,7 +45,7 @@ def delta_rule(s: Step, spec: DeltaSpec, h: Array) -> Array:
     softplus = np.logaddexp(s.scalar(0), a + s.weights[f"{at}.dt_bias"]).reshape(num_tokens, spec.num_v_heads, -1, 1)
     rate = np.exp(s.weights[f"{at}.A_log"])[:, None, None]
     decay = np.exp(-rate * softplus)  # [num_tokens, num_v_heads, 1 or k_dim, 1]
-    beta = sigmoid(b)
+    beta = sigmoid(b) * s.scalar(2 if spec.doubled_beta else 1)
     out = np.empty_like(v)
     for row, own in enumerate(s.rows):
         matrix = matrices[row]
@@ -56,7 +56,7 @@ def delta_rule(s: Step, spec: DeltaSpec, h: Array) -> Array:
             out[t] = (matrix * q[t, :, :, None]).sum(axis=1)
         if own.stop > own.start:
             s.cache.set_state(s.layer, row, inputs[row], matrix)
-    normed = s.rms(out) * s.weight(f"{at}.norm")
+    normed = s.rms(out, spec.norm_eps) * s.weight(f"{at}.norm")
     z = z.reshape(out.shape)
     gated = s.emit(
         "attention", normed * (sigmoid(z) if spec.by_element else silu(z))
@@ -64,13 +64,13 @@ def delta_rule(s: Step, spec: DeltaSpec, h: Array) -> Array:
     return s.linear(gated.reshape(num_tokens, -1), f"{at}.out_proj", False)
 
 
-def _by_head(s: Step, h: Array, at: str) -> tuple[Array, ...]:
+def _joined(s: Step, h: Array, at: str) -> tuple[Array, ...]:
     """q, k and v in one, z, b, a, and the taps of the convolution, [conv_size, conv_dim]."""
     parts = (s.linear(h, f"{at}.in_proj_{name}", False) for name in ("qkv", "z", "b", "a"))
     return (*parts, s.weight(f"{at}.conv1d")[:, 0].T)
 
 
-def _by_element(s: Step, spec: DeltaSpec, h: Array, at: str) -> tuple[Array, ...]:
+def _apart(s: Step, spec: DeltaSpec, h: Array, at: str) -> tuple[Array, ...]:
     """The same of linears and convolutions of q, k and v each; z and a may be made of few elements."""
 
     def low_rank(name: str) -> Array:

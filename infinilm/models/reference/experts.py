@@ -64,6 +64,8 @@ def route(logits: Array, spec: ExpertsSpec, correction: Array | None, scales: Ar
 
     `correction` is added to scores for the choice alone, `scales` multiply weights: [num_experts] each.
     """
+    if spec.scoring == "sparse_mixer":
+        return sparse_mixer(logits, spec.top_k, spec.tolerance)
     if spec.scoring == "sigmoid":
         scores = sigmoid(logits)
     else:
@@ -80,3 +82,18 @@ def route(logits: Array, spec: ExpertsSpec, correction: Array | None, scales: Ar
         weights = weights / (weights.sum(axis=-1, keepdims=True) + scores.dtype.type(1e-20))
     weights = weights * scores.dtype.type(spec.scale)
     return best, weights if scales is None else weights * scales[best]
+
+
+def sparse_mixer(logits: Array, top_k: int, tolerance: float) -> tuple[Array, Array]:
+    """The same where experts are chosen one after the other, see `RouteParams`: both [num_tokens, top_k]."""
+    best, weights = np.empty((len(logits), top_k), np.int64), np.empty((len(logits), top_k), logits.dtype)
+    left = logits.copy()
+    for token, k in np.ndindex(*best.shape):
+        own = left[token]
+        best[token, k] = np.argmax(own)
+        most = own[best[token, k]]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            is_far = (most - own) / np.maximum(np.abs(own), most) > logits.dtype.type(tolerance)
+        weights[token, k] = 1 / np.exp(own[~is_far & np.isfinite(own)] - most).sum()
+        own[best[token, k]] = -np.inf
+    return best, weights

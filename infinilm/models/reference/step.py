@@ -44,6 +44,12 @@ class Step:
     beside: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
+    def norms(self) -> tuple[bool, bool]:
+        """Whether sublayers of the layer that runs norm what they read, and what they add."""
+        behind = self.layer >= 0 and self.layers[self.layer].norms_behind
+        return self.spec.pre_norms and not behind, self.spec.post_norms or behind
+
+    @property
     def rows(self) -> list[slice]:
         """The tokens of each row."""
         return list(map(slice, self.starts, self.starts[1:]))
@@ -86,9 +92,10 @@ class Step:
             y = np.clip(y, *(self.weight(f"{name}_clip", f"output_{bound}") for bound in ("min", "max")))
         return y
 
-    def rms(self, x: Array) -> Array:
-        """RMSNorm over the last axis, without weight."""
-        normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.scalar(self.spec.rms_norm_eps))
+    def rms(self, x: Array, eps: float = 0) -> Array:
+        """RMSNorm over the last axis, without weight; `eps` 0: that of the model."""
+        own = self.scalar(eps or self.spec.rms_norm_eps)
+        normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + own)
         return normed
 
     def norm(self, x: Array, name: str, eps: float | None = None) -> Array:
@@ -96,7 +103,9 @@ class Step:
         if self.spec.norm != "rms":
             x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        weight = self.weight(name) + self.scalar(self.spec.norm_offset)
         eps = self.spec.rms_norm_eps if eps is None else eps
-        normed: Array = x / np.sqrt(mean_square + eps) * weight
+        normed: Array = x / np.sqrt(mean_square + eps)
+        if not self.spec.norm_weights:
+            return normed
+        normed = normed * (self.weight(name) + self.scalar(self.spec.norm_offset))
         return normed + self.weight(name, "bias") if self.spec.norm == "layer_bias" else normed

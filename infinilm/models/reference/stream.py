@@ -14,7 +14,7 @@ def begin(s: Step, x: Array, norm: str, multiplier: float = 1) -> tuple[Array, A
     It reads x through its norm, times the multiplier, if the model has these. The stream is x, or where the norm takes
     its place what is read.
     """
-    read = s.emit(norm, s.norm(x, s.name(norm)) * s.scalar(multiplier)) if s.spec.pre_norms else x
+    read = s.emit(norm, s.norm(x, s.name(norm)) * s.scalar(multiplier)) if s.norms[0] else x
     is_first = s.layer == 0 and norm == "input_layernorm"
     takes_place = s.spec.stream_norms == "all" or (s.spec.stream_norms == "embedding" and is_first)
     return read, read if takes_place else x
@@ -28,7 +28,7 @@ def add(
     `has_norm`: it is normed in this sublayer, if not in all.
     """
     branch = s.emit(site, branch)
-    if s.spec.post_norms or has_norm:
+    if s.norms[1] or has_norm:
         branch = s.emit(post_norm, s.norm(branch, s.name(post_norm)))
     total: Array = x + branch * s.scalar(s.spec.residual_multiplier * multiplier)
     return total

@@ -14,7 +14,7 @@ void bind_expert_ops(OpsClass& backend) {
             "route",
             [](SharedBackend& shared, const Tensor& logits, const Tensor& ids, const Tensor& weights,
                const std::string& scoring, bool normalize, float scale, const OptionalTensor& correction_bias,
-               int num_groups, int top_groups, const OptionalTensor& expert_scales, int group_best) {
+               int num_groups, int top_groups, const OptionalTensor& expert_scales, int group_best, float tolerance) {
                 const InUse b(shared);
                 ops::route(b, {.logits = logits,
                                .correction_bias = optional_view(correction_bias),
@@ -26,11 +26,12 @@ void bind_expert_ops(OpsClass& backend) {
                                .scale = scale,
                                .num_groups = num_groups,
                                .top_groups = top_groups,
-                               .group_best = group_best});
+                               .group_best = group_best,
+                               .tolerance = tolerance});
             },
             "logits"_a, "ids"_a, "weights"_a, "scoring"_a = "softmax", "normalize"_a = false, "scale"_a = 1.0f,
             "correction_bias"_a = nb::none(), "num_groups"_a = 1, "top_groups"_a = 1, "expert_scales"_a = nb::none(),
-            "group_best"_a = 2, Release())
+            "group_best"_a = 2, "tolerance"_a = 0.0f, Release())
         .def(
             "experts",
             [](SharedBackend& shared, const Tensor& x, const Tensor& ids, const Tensor& weights,

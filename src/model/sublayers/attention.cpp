@@ -53,6 +53,9 @@ void AttentionSpec::check(const ModelSpec& model) const {
     require_spec(!two_way || (!chunked && own_kv()),
                  "two_way: attention in both directions is not chunked, and has keys and values of its own");
     require_spec(!v_norm || qk_norm == QkNorm::head, "v_norm needs a norm of each head of k");
+    require_spec(clip_qkv >= 0, "clip_qkv must be 0 or positive, got ", clip_qkv);
+    require_spec(model.norm_weights || qk_norm == QkNorm::none || qk_norm == QkNorm::turned_heads,
+                 "norms of q and k have weights in models whose norms have weights alone");
     for (const int own : {rope, q_rope}) check_rope(model, own, head_dim);
 }
 
@@ -185,12 +188,14 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     if (!wide) params.q_norm = q_norm_.prepared, params.k_norm = k_norm_.prepared;  // else norm_all_heads does it
     params.v_norm = v_norm_.prepared;
     const bool in_parts = Tap::active || wide || behind_rope;
-    if (!in_parts && fuses_rope(heads) && qkv_proj_.clips.empty() && qkv_proj_.beside.empty())
+    if (!in_parts && heads.clip_qkv == 0 && fuses_rope(heads) && qkv_proj_.clips.empty() && qkv_proj_.beside.empty())
         return ops::linear_rope_store_kv(
             s.backend, {.x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv}, params);
     s.linear(qkv_proj_, in.x, qkv, in.norm);
-    // RoPE of q alone, or beside values of another size, which no linear knows; or behind linears that clip or are
-    // shared.
+    if (heads.clip_qkv > 0)
+        ops::clip(s.backend, {.x = qkv, .out = qkv, .low = -heads.clip_qkv, .high = heads.clip_qkv});
+    // RoPE of q alone, or beside values of another size, which no linear knows; or behind what clips, or linears that
+    // are shared.
     if (!in_parts) return ops::qk_norm_rope_store_kv(s.backend, params);
 
     const auto tap_heads = [&](Site site, int first, int count) {

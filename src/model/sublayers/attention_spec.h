@@ -32,6 +32,7 @@ struct AttentionSpec {
     int q_rope = -1;         // which turns q, where that is another, or k is not turned; else -1
     int kv_owner = -1;       // the earlier layer whose keys and values it reads; -1: it has its own
     bool qkv_bias = false, out_bias = false;
+    float clip_qkv = 0;        // elements of q, k and v are clipped to [-clip_qkv, clip_qkv]; 0: they stay
     bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
     bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
     QkNorm qk_norm = QkNorm::none;
@@ -73,6 +74,8 @@ struct AttentionSpec {
           "The earlier layer whose keys and values it reads; -1: it has its own.");
         f("qkv_bias", &AttentionSpec::qkv_bias, "");
         f("out_bias", &AttentionSpec::out_bias, "");
+        f("clip_qkv", &AttentionSpec::clip_qkv,
+          "Elements of q, k and v are clipped to -clip_qkv and clip_qkv; 0: they stay.");
         f("sinks", &AttentionSpec::sinks, "Each head has a number that joins the softmax of its scores.");
         f("output_gate", &AttentionSpec::output_gate, "Its result is multiplied by the sigmoid of a linear.");
         f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope, turned_heads or layer_of_heads.");

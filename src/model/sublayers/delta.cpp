@@ -16,6 +16,8 @@ void DeltaSpec::check(const ModelSpec&) const {
                  " heads of ", k_dim, " and ", v_dim, " elements, and ", conv_size, " tokens");
     require_spec(gate_rank >= 0 && (gate_rank == 0 || by_element), "gate_rank is of decays by_element; got ",
                  gate_rank);
+    require_spec(apart || !by_element, "decays by_element are of q, k and v that are apart");
+    require_spec(norm_eps >= 0, "norm_eps must be 0 or positive, got ", norm_eps);
 }
 
 DeltaSpec DeltaSpec::local(Shard shard) const {
@@ -35,7 +37,7 @@ CacheSpec DeltaSpec::cache() const {
 CostSpec DeltaSpec::cost() const { return {.of_token = int64_t{7} * v_size() * k_dim}; }
 
 Delta::Delta(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan)
-    : spec_(spec), hidden_size_(model.hidden_size), eps_(model.rms_norm_eps) {
+    : spec_(spec), hidden_size_(model.hidden_size), eps_(spec.norm_eps > 0 ? spec.norm_eps : model.rms_norm_eps) {
     in_ = plan.add({.name = "delta_in", .columns = spec_.padded_in_dim()});
     conv_ = plan.add({.name = "conv", .columns = spec_.conv_dim()});
     gates_ = plan.add({.name = "delta_gates", .columns = 2 * spec_.num_v_heads, .dtype = DType::float32});
@@ -49,8 +51,8 @@ void Delta::declare(ParamTable& table) {
     const auto& model = table.layer_spec().mixer_of<DeltaSpec>();
     const std::string at = table.prefix() + "linear_attn.";
     const Cut qkv = Cut::sections({model.k_size(), model.k_size(), model.v_size()}), rows = Cut::rows(equal_parts);
-    if (model.by_element) {
-        declare_by_element(table, model, at);
+    if (model.apart) {
+        declare_apart(table, model, at);
     } else {
         table.linear(in_proj_, {.name = at + "in_proj",
                                 .in_features = hidden_size_,
@@ -70,7 +72,7 @@ void Delta::declare(ParamTable& table) {
                              .timed = "o_proj"});
 }
 
-void Delta::declare_by_element(ParamTable& table, const DeltaSpec& model, const std::string& at) {
+void Delta::declare_apart(ParamTable& table, const DeltaSpec& model, const std::string& at) {
     const Cut rows = Cut::rows(equal_parts), whole;
     const bool low_rank = model.gate_rank > 0;
     table.linear(in_proj_, {.name = at + "in_proj",
@@ -120,8 +122,8 @@ template <class Tap>
 void Delta::begin(const Step<Tap>& s, const Input& input) const {
     const TensorView in = s.view(in_).slice(1, 0, spec_.in_dim()), conv = s.view(conv_), out = s.view(mixed_);
     const int64_t behind_z = spec_.conv_dim() + spec_.z_dim(), end = spec_.in_dim();
-    const int64_t b_begin = spec_.by_element ? end - spec_.num_v_heads : behind_z;
-    const int64_t a_begin = spec_.by_element ? behind_z : behind_z + spec_.num_v_heads;
+    const int64_t b_begin = spec_.apart ? end - spec_.num_v_heads : behind_z;
+    const int64_t a_begin = spec_.apart ? behind_z : behind_z + spec_.num_v_heads;
     TensorView z = in.slice(1, spec_.conv_dim(), behind_z), a = in.slice(1, a_begin, a_begin + spec_.a_dim());
     s.linear(in_proj_, input.x, in, input.norm);
     const StateSteps sequences = state_steps(s.batch);
@@ -156,7 +158,8 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
                                 .a_log = log.of(2),
                                 .b_log = log.of(3),
                                 .by_element = spec_.by_element,
-                                .sigmoid_gate = spec_.by_element});
+                                .sigmoid_gate = spec_.by_element,
+                                .doubled_beta = spec_.doubled_beta});
     log.keep(s);
     s.tap_own(sites::attention, out.reshape({out.shape(0), spec_.num_v_heads, spec_.v_dim}), mixed_);
 }

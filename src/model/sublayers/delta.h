@@ -21,7 +21,7 @@ public:
     void finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const;
 
 private:
-    void declare_by_element(ParamTable& table, const DeltaSpec& model, const std::string& at);
+    void declare_apart(ParamTable& table, const DeltaSpec& model, const std::string& at);
 
     DeltaSpec spec_;
     int64_t hidden_size_;

@@ -6,14 +6,16 @@
 namespace infinilm {
 
 // A causal convolution of q, k and v, then the rule, which reads q and updates a state with k and v. See
-// CausalConvParams and DeltaRuleParams. With by_element what it gives is gated by a sigmoid, and q, k and v have
-// linears and convolutions of their own, as in Kimi Linear.
+// CausalConvParams and DeltaRuleParams. With by_element what it gives is gated by a sigmoid, as in Kimi Linear.
 struct DeltaSpec {
     int num_k_heads = 0, num_v_heads = 0;  // of q and k, and of v
     int k_dim = 0, v_dim = 0;              // of a head
     int conv_size = 0;                     // tokens that the convolution sees
     bool by_element = false;               // each row of a state has a decay of its own
-    int gate_rank = 0;  // with by_element: decays and the gate are made of so many elements each, by a second linear
+    bool apart = false;                    // q, k and v have linears and convolutions of their own
+    bool doubled_beta = false;
+    float norm_eps = 0;  // of the norm of what it gives; 0: rms_norm_eps
+    int gate_rank = 0;   // with by_element: decays and the gate are made of so many elements each, by a second linear
 
     int k_size() const { return num_k_heads * k_dim; }
     int v_size() const { return num_v_heads * v_dim; }
@@ -21,7 +23,7 @@ struct DeltaSpec {
     int num_decays() const { return by_element ? num_v_heads * k_dim : num_v_heads; }
     int z_dim() const { return gate_rank > 0 ? gate_rank : v_size(); }
     int a_dim() const { return gate_rank > 0 ? gate_rank : num_decays(); }
-    // The first linear gives q, k and v, z, b, a; with by_element b is last.
+    // The first linear gives q, k and v, z, b, a; where they are apart b is last.
     int in_dim() const { return conv_dim() + z_dim() + num_v_heads + a_dim(); }
     int padded_in_dim() const { return (in_dim() + 7) / 8 * 8; }  // GPUs write 8 at a time
 
@@ -41,6 +43,9 @@ struct DeltaSpec {
         f("v_dim", &DeltaSpec::v_dim, "");
         f("conv_size", &DeltaSpec::conv_size, "Tokens that the convolution sees.");
         f("by_element", &DeltaSpec::by_element, "Each row of a state has a decay of its own.");
+        f("apart", &DeltaSpec::apart, "Q, k and v have linears and convolutions of their own.");
+        f("doubled_beta", &DeltaSpec::doubled_beta, "What a token changes of a state is twice as much.");
+        f("norm_eps", &DeltaSpec::norm_eps, "Of the norm of what it gives; 0: rms_norm_eps.");
         f("gate_rank", &DeltaSpec::gate_rank, "Elements that decays and the gate are made of; 0: the hidden state.");
     }
 };

@@ -15,10 +15,13 @@ void ExpertsSpec::check(const ModelSpec& model) const {
                      group_best >= 1 && group_best <= 2 && top_k <= count / num_groups * top_groups,
                  "groups of experts do not fit: ", count, " experts in ", num_groups, ", of which ", top_groups,
                  " have the ", top_k, " of a token");
+    require_spec(scoring != Scoring::sparse_mixer || (tolerance >= 0 && !norm_topk_prob && !correction_bias),
+                 "sparse_mixer has a tolerance, and neither norm_topk_prob nor correction_bias");
     require_spec(latent_size >= 0 && (latent_size == 0 || !shared_gate),
                  "experts in a latent have one of at least an element, and no gate of what is shared");
     require_spec(!post_norm || (model.pre_norms && !model.post_norms),
                  "a norm behind experts alone needs norms before all sublayers, and none behind them");
+    require_spec(!model.parallel_blocks || model.pre_norms, "experts beside a mixer need a norm of what they read");
     require_spec(expert.in_multiplier == 1 && expert.out_multiplier == 1, "experts have no multipliers of their own");
     if (shared) shared->check(model);
 }
@@ -52,6 +55,7 @@ Experts::Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& pl
     lists_ = plan.add({.name = "expert_lists", .columns = expert_list_ints, .rows = top_k, .dtype = DType::int32});
     latent_ = plan.add({.name = "expert_latent", .columns = spec_.latent_size});
     latent_out_ = plan.add({.name = "expert_latent_out", .columns = spec_.latent_size});
+    read_ = plan.add({.name = "expert_read", .columns = model.parallel_blocks ? hidden_size_ : 0});
     if (!spec_.shared) return;
     shared_.emplace(model, *spec_.shared, plan, false);
     shared_out_ = plan.add({.name = "shared", .columns = spec_.latent_size > 0 ? 0 : hidden_size_});
@@ -140,18 +144,22 @@ void Experts::choose(const Step<Tap>& s, const TensorView& x) const {
                            .scale = spec_.scale,
                            .num_groups = spec_.num_groups,
                            .top_groups = spec_.top_groups,
-                           .group_best = spec_.group_best});
+                           .group_best = spec_.group_best,
+                           .tolerance = spec_.tolerance});
 }
 
 template <class Tap>
 void Experts::begin(const Step<Tap>& s, const Input& in) const {
-    choose(s, s.whole(in));  // several linears read the norm
+    const TensorView x = s.whole(in), kept = s.view(read_);  // several linears read the norm
+    choose(s, x);
+    if (kept) s.copy_rows(x, kept);  // the mixer beside them ends first, where the norm is
 }
 
 // The residual may be absent; out may be the normed input.
 template <class Tap>
 void Experts::finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const {
-    const TensorView x = pre_norms_ ? s.normed : s.x, shared = s.view(shared_out_), padded = s.view(shared_gate_);
+    const TensorView kept = s.view(read_), shared = s.view(shared_out_), padded = s.view(shared_gate_);
+    const TensorView x = kept ? kept : pre_norms_ ? TensorView(s.normed) : TensorView(s.x);
     const TensorView shared_gate = padded ? padded.slice(1, 0, 1) : TensorView();
     const bool in_latent = spec_.latent_size > 0;
     if (shared_) {

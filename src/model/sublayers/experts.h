@@ -53,6 +53,7 @@ private:
     Buffer shared_out_;           // [num_tokens, hidden_size]: of the expert of all tokens
     Buffer shared_gate_;          // [num_tokens, 8] float32, of which the first column is it
     Buffer latent_, latent_out_;  // [num_tokens, latent_size]: what experts read, and what they give
+    Buffer read_;                 // [num_tokens, hidden_size], beside a mixer: the norm that both read
 
     LinearWeights router_;                       // [count, hidden_size]
     VectorWeights correction_;                   // [count] float32 once prepared

@@ -20,6 +20,7 @@ struct ExpertsSpec {
     bool shared_gate = false;       // its result is multiplied by the sigmoid of a logit of the token
     bool router_bias = false;
     Scoring scoring = Scoring::softmax;
+    float tolerance = 0;           // of sparse_mixer
     bool correction_bias = false;  // each expert has a number that is added to its score for the choice alone
     bool norm_topk_prob = false;   // the weights of a token's experts add up to 1, before they are scaled
     float scale = 1;
@@ -28,6 +29,7 @@ struct ExpertsSpec {
     bool weigh_inputs = false;           // an expert reads the token times its weight, and what it gives counts whole
     bool post_norm =
         false;  // what experts give is normed before it joins the stream, in models with no other such norm
+    float out_multiplier = 1;  // of what they add, with what all tokens go to
 
     void check(const ModelSpec& model) const;
     std::vector<Divided> divided() const;
@@ -43,7 +45,8 @@ struct ExpertsSpec {
         f("shared", &ExpertsSpec::shared, "One that all tokens go to.");
         f("shared_gate", &ExpertsSpec::shared_gate, "Its result is weighed by the sigmoid of a logit.");
         f("router_bias", &ExpertsSpec::router_bias, "");
-        f("scoring", &ExpertsSpec::scoring, "");
+        f("scoring", &ExpertsSpec::scoring, "softmax, sigmoid or sparse_mixer.");
+        f("tolerance", &ExpertsSpec::tolerance, "How far from the best an expert counts; of sparse_mixer.");
         f("correction_bias", &ExpertsSpec::correction_bias, "Added to scores for the choice alone.");
         f("norm_topk_prob", &ExpertsSpec::norm_topk_prob, "");
         f("scale", &ExpertsSpec::scale, "Multiplies the weights of a token's experts.");
@@ -52,6 +55,7 @@ struct ExpertsSpec {
         f("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.");
         f("weigh_inputs", &ExpertsSpec::weigh_inputs, "An expert reads the token times its weight.");
         f("post_norm", &ExpertsSpec::post_norm, "A norm for what experts alone add to the residual stream.");
+        f("out_multiplier", &ExpertsSpec::out_multiplier, "Multiplies what they add.");
     }
 };
 

@@ -1,20 +1,8 @@
 #include "model/sublayers/shared_block.h"
 
-#include <limits>
-
 #include "ops/ops.h"
 
 namespace infinilm {
-
-namespace {
-
-// A copy of rows that are parts of wider ones.
-void copy_rows(Backend& backend, const TensorView& x, const TensorView& out) {
-    constexpr float infinity = std::numeric_limits<float>::infinity();
-    ops::clip(backend, {.x = x, .out = out, .low = -infinity, .high = infinity});
-}
-
-}  // namespace
 
 void SharedBlockSpec::check(const ModelSpec& model) const {
     attention.check(model);
@@ -136,7 +124,7 @@ std::vector<LinearCall> SharedBlockUse::calls() const {
 
 template <class Tap>
 void SharedBlockUse::keep_embedding(const Step<Tap>& s, const Buffer& joined) {
-    copy_rows(s.backend, s.x, s.view(joined).slice(1, joined.columns / 2, joined.columns));
+    s.copy_rows(s.x, s.view(joined).slice(1, joined.columns / 2, joined.columns));
 }
 
 template <class Tap>
@@ -153,7 +141,7 @@ void SharedBlockUse::begin(const Step<Tap>& s, const Input&) const {
         if (s.num_ranks() > 1) s.ranks.all_reduce(result);
         s.tap_common(own, result, result_);
     };
-    copy_rows(s.backend, s.x, joined.slice(1, 0, hidden_size_));
+    s.copy_rows(s.x, joined.slice(1, 0, hidden_size_));
     norm(joined, block_->norm, normed, sites::block_norm, normed_);
     block_->attention.begin(s, {.x = normed});
     finish(block_->attention, sites::o_proj);

@@ -11,7 +11,7 @@ int run_route(const float* logits, int64_t logits_stride, const float* bias, int
               float* weights, int64_t weights_stride, int num_tokens, int num_experts, int top_k, int sigmoid,
               int normalize, float scale, int num_groups, int top_groups, int group_best, const float* expert_scales) {
     return route({logits, bias, ids, weights, logits_stride, ids_stride, weights_stride, num_tokens, num_experts, top_k,
-                  sigmoid != 0, normalize != 0, scale, num_groups, top_groups, group_best, expert_scales},
+                  sigmoid != 0, normalize != 0, scale, num_groups, top_groups, group_best, expert_scales, false, 0},
                  nullptr);
 }
 

@@ -220,7 +220,7 @@ struct Launches {
         for (int num_experts : {8, kMaxExperts}) {
             const int num_groups = num_experts / 32;  // of few experts none
             expect(route({as<float>(), as<float>(), as<int>(), as<float>(), hidden, 32, 32, many, num_experts, 8, true,
-                          true, 1, std::max(num_groups, 1), std::max(num_groups / 2, 1), 2, nullptr},
+                          true, 1, std::max(num_groups, 1), std::max(num_groups / 2, 1), 2, nullptr, false, 0},
                          nullptr),
                    "route");
             expect(group_rows({as<int>(), 32, many, 8, num_experts, 64, as<int>(), as<int>(), as<int4>(), as<int>()},
