@@ -278,7 +278,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_planes_kernel(const __grid_
         const int row = static_cast<int>(i / units), unit = static_cast<int>(i % units), r = row % 8, h = row / 8 % 2;
         const int from = feature_of_row(dst, row) - args.first;
         if (from < 0 || from >= args.rows) continue;
-        const int first = unit * 64 % args.type.size;  // column of the block
+        const int first = unit * 64 % args.type.size;  // column of the block; or two blocks of 32 columns, or the last
+        const int groups = min(2, dst.k / 32 - unit * 2);
         const uint8_t* block =
             args.src + (static_cast<int64_t>(from) * blocks + unit * 64 / args.type.size) * bytes_of_block;
         uint8_t* to = static_cast<uint8_t*>(const_cast<void*>(dst.data)) +
@@ -289,7 +290,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_planes_kernel(const __grid_
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
                 const int g = j / 8, place = j / 2 % 4 * 4, second = j % 2;
-                const uint32_t code = Stored::code(block, first + j / 2 * 8 + lane % 4 * 2 + second);
+                const int column = j / 2 * 8 + lane % 4 * 2 + second;
+                const uint32_t code = column < 32 * groups ? Stored::code(block, first + column) : 0;
                 low[g] |= (code & 15) << (place + 16 * second);
                 middle |= (code >> kLow & 3) << (place + 2 * g + 16 * second);
                 high |= (code >> (kLow + kMiddle) & 1) << (place + g + 2 * second);
@@ -300,7 +302,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_planes_kernel(const __grid_
             if constexpr (F::kBits % 2 != 0)
                 reinterpret_cast<uint16_t*>(to + (kLow + kMiddle) * 128 + lane * 4)[h] = static_cast<uint16_t>(high);
         }
-        Stored::store_scales(block, first / 64, reinterpret_cast<uint32_t*>(to + F::kCodeBytes) + r * F::kScales, h);
+        uint32_t* scales = reinterpret_cast<uint32_t*>(to + F::kCodeBytes) + r * F::kScales;
+        Stored::store_scales(block, first / 64, groups, scales, h);
     }
 }
 
