@@ -84,6 +84,12 @@ struct StoredHalves {
         for (int g = 0; g < groups; ++g, b += kBytes) words[2 * h + g] = two_bytes(b) | two_bytes(b + 2) << 16;
     }
 };
+// Whether the last unit of a row may have one group of 32 columns.
+template <class Stored>
+constexpr bool may_end_in_half = false;
+template <class F>
+constexpr bool may_end_in_half<StoredHalves<F>> = true;
+
 struct StoredNvfp4 {
     using Format = Nvfp4;
     static __device__ __forceinline__ uint32_t code(const uint8_t* b, int column) {
