@@ -21,6 +21,10 @@ inline constexpr BlockType block_types[] = {
     {"Q4_K", 256, 4, BlockScale::six_bits, WeightFormat::q4_k},
     {"Q5_K", 256, 5, BlockScale::six_bits, WeightFormat::q5_k},
     {"Q6_K", 256, 6, BlockScale::bytes, WeightFormat::q6_k},
+    {"Q2_K", 256, 2, BlockScale::four_bits, WeightFormat::q2_k},
+    {"Q4_1", 32, 4, BlockScale::f16_minimum, WeightFormat::q4_1},
+    {"Q5_1", 32, 5, BlockScale::f16_minimum, WeightFormat::q5_1},
+    {"NVFP4", 64, 4, BlockScale::e4m3, WeightFormat::nvfp4},
 };
 inline const BlockType* find_blocks(std::string_view name) {
     for (const BlockType& type : block_types)

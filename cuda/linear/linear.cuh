@@ -97,6 +97,12 @@ __device__ __forceinline__ void act_mul4(Activation activation, float (&gate)[4]
 __device__ __forceinline__ const float* row_scales(const PackedWeight& w) {
     return reinterpret_cast<const float*>(static_cast<const uint8_t*>(w.data) + units_bytes(w));
 }
+// The same where the format is known, without a choice at run time.
+template <class F>
+__device__ __forceinline__ const float* row_scales(const PackedWeight& w) {
+    const int64_t bytes = static_cast<int64_t>(unit_bytes_of<F>) * num_tiles(w) * units_of<F>(w.k);
+    return reinterpret_cast<const float*>(static_cast<const uint8_t*>(w.data) + bytes);
+}
 __device__ __forceinline__ const GroupWeight& group_weight(const GroupedLinearArgs& args, int group) {
     return args.weights ? args.weights[group] : args.inline_weights[group - args.first_group];
 }

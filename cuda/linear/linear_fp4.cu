@@ -1,11 +1,9 @@
-// linear_decode, linear_grouped and linear_prefill of fp4 weights.
-#include "cuda/linear/linear_grouped.cuh"
-#include "cuda/linear/linear_prefill.cuh"
+// linear_decode, linear_grouped and linear_prefill of fp4 and nvfp4 weights.
+#include "cuda/linear/instantiate.cuh"
 
 namespace infinilm::cuda {
 
-template cudaError_t linear_decode_as<Fp4>(const LinearArgs&, cudaStream_t);
-template cudaError_t linear_grouped_as<Fp4>(const GroupedLinearArgs&, cudaStream_t);
-template cudaError_t linear_prefill_as<Fp4>(const LinearArgs&, const PrefillPlan&, cudaStream_t);
+INFINILM_INSTANTIATE_LINEARS(Fp4)
+INFINILM_INSTANTIATE_LINEARS(Nvfp4)
 
 }  // namespace infinilm::cuda

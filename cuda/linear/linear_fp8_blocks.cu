@@ -1,11 +1,8 @@
 // linear_decode, linear_grouped and linear_prefill of fp8 weights with scales of blocks.
-#include "cuda/linear/linear_grouped.cuh"
-#include "cuda/linear/linear_prefill.cuh"
+#include "cuda/linear/instantiate.cuh"
 
 namespace infinilm::cuda {
 
-template cudaError_t linear_decode_as<Fp8Blocks>(const LinearArgs&, cudaStream_t);
-template cudaError_t linear_grouped_as<Fp8Blocks>(const GroupedLinearArgs&, cudaStream_t);
-template cudaError_t linear_prefill_as<Fp8Blocks>(const LinearArgs&, const PrefillPlan&, cudaStream_t);
+INFINILM_INSTANTIATE_LINEARS(Fp8Blocks)
 
 }  // namespace infinilm::cuda

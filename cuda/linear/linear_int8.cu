@@ -1,11 +1,8 @@
 // linear_decode, linear_grouped and linear_prefill of int8 weights.
-#include "cuda/linear/linear_grouped.cuh"
-#include "cuda/linear/linear_prefill.cuh"
+#include "cuda/linear/instantiate.cuh"
 
 namespace infinilm::cuda {
 
-template cudaError_t linear_decode_as<Int8>(const LinearArgs&, cudaStream_t);
-template cudaError_t linear_grouped_as<Int8>(const GroupedLinearArgs&, cudaStream_t);
-template cudaError_t linear_prefill_as<Int8>(const LinearArgs&, const PrefillPlan&, cudaStream_t);
+INFINILM_INSTANTIATE_LINEARS(Int8)
 
 }  // namespace infinilm::cuda

@@ -62,7 +62,7 @@ __device__ __forceinline__ void finish(const Rows& rows, int token, int row, flo
     const PackedWeight& weight = args.weight;
     const int feature = feature_of_row(weight, row), other = feature_of_row(weight, row + 8);
     if constexpr (F::kRowScales) {
-        const float* scales = row_scales(weight) + row;
+        const float* scales = row_scales<F>(weight) + row;
         first = __fmul_rn(first, scales[0]), second = __fmul_rn(second, scales[8]);
     }
     if (weight.bias) {

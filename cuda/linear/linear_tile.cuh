@@ -52,7 +52,7 @@ struct RowEnd {
         const PackedWeight& w = args.weight;
         const int row = static_cast<int>(lane_id()) / 4;
         if constexpr (F::kRowScales) {
-            const float* scales = row_scales(w) + 16 * min(tile, num_tiles(w) - 1) + row;
+            const float* scales = row_scales<F>(w) + 16 * min(tile, num_tiles(w) - 1) + row;
             scale[0] = scales[0], scale[1] = scales[8];
         }
         if (w.bias)

@@ -198,12 +198,17 @@ cudaError_t pack_weight(const PackArgs& args, cudaStream_t stream) {
 
 // ---- pack_blocks -------------------------------------------------------------------------------------------------
 
-// A turn for each packed row and 32 columns, as quantise_kernel has them; codes are what is stored already.
-__global__ void __launch_bounds__(kPackThreads) pack_blocks_kernel(const __grid_constant__ PackBlocksArgs args) {
+// A turn for each packed row and 32 columns, as quantise_kernel has them; codes are what is stored already. The host
+// tells sizes, of which each is a choice among all formats.
+__global__ void __launch_bounds__(kPackThreads)
+    pack_blocks_kernel(const __grid_constant__ PackBlocksArgs args, UnitShape shape, int bytes_of_block) {
     begin_kernel();
     const PackedWeight& dst = args.dst;
     const BlockType& type = args.type;
-    const int groups = dst.k / 32, bytes_of_scale = scale_bytes(type.scale), bytes_of_block = block_bytes(type);
+    const int groups = dst.k / 32, bytes_of_scale = bytes_of_block - type.size * type.bits / 8;
+    const int units = ceil_div(num_steps(dst.k), shape.steps), bytes_of_unit = shape.code_bytes + shape.scale_bytes;
+    uint8_t* data = static_cast<uint8_t*>(const_cast<void*>(dst.data));
+    float* of_rows = reinterpret_cast<float*>(data + static_cast<int64_t>(num_tiles(dst)) * units * bytes_of_unit);
     const int64_t count = static_cast<int64_t>(num_tiles(dst)) * 16 * groups;
     const int64_t threads = static_cast<int64_t>(gridDim.x) * kPackThreads;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kPackThreads + threadIdx.x; i < count; i += threads) {
@@ -213,9 +218,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_blocks_kernel(const __grid_
         const uint8_t* block =
             args.src + (static_cast<int64_t>(from) * (dst.k / type.size) + group * 32 / type.size) * bytes_of_block;
         const uint8_t* codes = block + bytes_of_scale + group * 32 % type.size / 32 * (4 * type.bits);
-        uint8_t* unit = static_cast<uint8_t*>(const_cast<void*>(dst.data)) +
-                        (static_cast<int64_t>(row / 16) * num_units(dst) + group * 2 / unit_steps(dst.format)) *
-                            unit_bytes(dst.format);
+        uint8_t* unit = data + (static_cast<int64_t>(row / 16) * units + group * 2 / shape.steps) * bytes_of_unit;
         uint32_t* words = reinterpret_cast<uint32_t*>(unit) + r % 8 * 16 + r / 8;  // of the first lane
         if (type.bits == 4) {
 #pragma unroll
@@ -260,25 +263,27 @@ __global__ void __launch_bounds__(kPackThreads) pack_blocks_kernel(const __grid_
                 break;
             default: break;
         }
-        if (group == 0) const_cast<float*>(row_scales(dst))[row] = dst.format == WeightFormat::fp8 ? wide_scale : 1.0f;
+        if (group == 0) of_rows[row] = dst.format == WeightFormat::fp8 ? wide_scale : 1.0f;
     }
 }
 
 // A turn for each packed row and unit of 64 columns, whose planes a row of the tile has words or half-words of.
 template <class Stored>
-__global__ void __launch_bounds__(kPackThreads) pack_planes_kernel(const __grid_constant__ PackBlocksArgs args) {
+__global__ void __launch_bounds__(kPackThreads)
+    pack_planes_kernel(const __grid_constant__ PackBlocksArgs args, int bytes_of_block) {
     begin_kernel();
     using F = typename Stored::Format;
     constexpr int kLow = F::kBits & 4, kMiddle = F::kBits & 2;  // words of a lane
     const PackedWeight& dst = args.dst;
-    const int units = num_units(dst), blocks = dst.k / args.type.size, bytes_of_block = block_bytes(args.type);
+    const int units = units_of<F>(dst.k), blocks = dst.k / args.type.size;
     const int64_t count = static_cast<int64_t>(num_tiles(dst)) * 16 * units;
     const int64_t threads = static_cast<int64_t>(gridDim.x) * kPackThreads;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kPackThreads + threadIdx.x; i < count; i += threads) {
         const int row = static_cast<int>(i / units), unit = static_cast<int>(i % units), r = row % 8, h = row / 8 % 2;
         const int from = feature_of_row(dst, row) - args.first;
         if (from < 0 || from >= args.rows) continue;
-        const int first = unit * 64 % args.type.size;  // column of the block
+        const int first = unit * 64 % args.type.size;  // column of the block; or two blocks of 32 columns, or the last
+        const int groups = may_end_in_half<Stored> ? min(2, dst.k / 32 - unit * 2) : 2;
         const uint8_t* block =
             args.src + (static_cast<int64_t>(from) * blocks + unit * 64 / args.type.size) * bytes_of_block;
         uint8_t* to = static_cast<uint8_t*>(const_cast<void*>(dst.data)) +
@@ -289,7 +294,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_planes_kernel(const __grid_
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
                 const int g = j / 8, place = j / 2 % 4 * 4, second = j % 2;
-                const uint32_t code = Stored::code(block, first + j / 2 * 8 + lane % 4 * 2 + second);
+                const int column = j / 2 * 8 + lane % 4 * 2 + second;
+                const uint32_t code = column < 32 * groups ? Stored::code(block, first + column) : 0;
                 low[g] |= (code & 15) << (place + 16 * second);
                 middle |= (code >> kLow & 3) << (place + 2 * g + 16 * second);
                 high |= (code >> (kLow + kMiddle) & 1) << (place + g + 2 * second);
@@ -300,19 +306,23 @@ __global__ void __launch_bounds__(kPackThreads) pack_planes_kernel(const __grid_
             if constexpr (F::kBits % 2 != 0)
                 reinterpret_cast<uint16_t*>(to + (kLow + kMiddle) * 128 + lane * 4)[h] = static_cast<uint16_t>(high);
         }
-        Stored::store_scales(block, first / 64, reinterpret_cast<uint32_t*>(to + F::kCodeBytes) + r * F::kScales, h);
+        uint32_t* scales = reinterpret_cast<uint32_t*>(to + F::kCodeBytes) + r * F::kScales;
+        Stored::store_scales(block, first / 64, groups, scales, h);
     }
 }
 
 cudaError_t pack_blocks(const PackBlocksArgs& args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
+    const int bytes_of_block = block_bytes(args.type);
     const bool are_planes = visit_stored_planes(args.dst.format, [&](auto stored) {
         const dim3 grid = loop_grid(static_cast<int64_t>(num_tiles(args.dst)) * 16 * num_units(args.dst), kPackThreads);
-        error = launch<pack_planes_kernel<decltype(stored)>>({grid, dim3(kPackThreads), 0, stream}, args);
+        const LaunchConfig config{grid, dim3(kPackThreads), 0, stream};
+        error = launch<pack_planes_kernel<decltype(stored)>>(config, args, bytes_of_block);
     });
     if (are_planes) return error;
     const dim3 grid = loop_grid(static_cast<int64_t>(num_tiles(args.dst)) * 16 * (args.dst.k / 32), kPackThreads);
-    return launch<pack_blocks_kernel>({grid, dim3(kPackThreads), 0, stream}, args);
+    const LaunchConfig config{grid, dim3(kPackThreads), 0, stream};
+    return launch<pack_blocks_kernel>(config, args, unit_shape(args.dst.format), bytes_of_block);
 }
 
 // ---- unpack_weight -----------------------------------------------------------------------------------------------

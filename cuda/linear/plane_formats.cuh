@@ -1,4 +1,4 @@
-// Formats whose codes lie in planes of bits: the K-quants of GGUF files. Part of weight_formats.cuh.
+// Formats whose codes lie in planes of bits: K-quants, Q4_1 and Q5_1 of GGUF files. Part of weight_formats.cuh.
 //
 // A unit is 64 columns. A code of b bits is cut into a plane of 4, one of 2 and one of 1 bits, as b in binary says,
 // from the lowest bits of the code on; a lane has four words of the first plane, two of the second and one of the
@@ -59,6 +59,36 @@ struct ByteMinima32 {
     template <class Unit>
     static __device__ __forceinline__ float minimum(const Unit& unit, int step, int h) {
         return __fmul_rn(unpack_high<f16>(unit.scales[2 + h]), byte_of(unit.scales[h], 2 + step / 2));
+    }
+};
+// Words h: bytes of four groups of 16 columns, the scale in the lower 4 bits and the minimum in the upper ones. Words
+// 2 + h as in ByteMinima32.
+struct FourBitMinima16 {
+    static constexpr int kScales = 4;
+    static constexpr bool kMinima = true;
+    static __device__ __forceinline__ float four_bits(uint32_t word, int i) {
+        return static_cast<float>(word >> 4 * i & 15);
+    }
+    template <class Unit>
+    static __device__ __forceinline__ float scale(const Unit& unit, int step, int h) {
+        return __fmul_rn(unpack_low<f16>(unit.scales[2 + h]), four_bits(unit.scales[h], 2 * step));
+    }
+    template <class Unit>
+    static __device__ __forceinline__ float minimum(const Unit& unit, int step, int h) {
+        return __fmul_rn(unpack_high<f16>(unit.scales[2 + h]), four_bits(unit.scales[h], 2 * step + 1));
+    }
+};
+// Words 2 h + g: the float16 scale of group g of 32 columns, and what is added.
+struct HalfMinima32 {
+    static constexpr int kScales = 4;
+    static constexpr bool kMinima = true;
+    template <class Unit>
+    static __device__ __forceinline__ float scale(const Unit& unit, int step, int h) {
+        return unpack_low<f16>(unit.scales[2 * h + step / 2]);
+    }
+    template <class Unit>
+    static __device__ __forceinline__ float minimum(const Unit& unit, int step, int h) {
+        return -unpack_high<f16>(unit.scales[2 * h + step / 2]);
     }
 };
 // Words h: signed bytes, the scales of four groups of 16 columns. Word 2: the float16 numbers that multiply them, of

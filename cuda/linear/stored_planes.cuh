@@ -1,6 +1,6 @@
-// The blocks of GGUF files whose formats are planes of bits (plane_formats.cuh), as pack_blocks reads them: the code of
-// a column of a block, and the scales of the 64 columns of a unit. Where they lie is what src/gguf/blocks.h has, for
-// every type by itself.
+// The blocks of GGUF files whose codes become planes of bits (plane_formats.cuh), as pack_blocks reads them: the code
+// of a column of a block, and the scales of the 64 columns of a unit. Where they lie is what src/gguf/blocks.h has, for
+// every type by itself. A unit has two blocks of 32 columns, or at the end of a row one; `groups` counts 32 columns.
 #pragma once
 
 #include "cuda/linear/weight_formats.cuh"
@@ -30,7 +30,7 @@ struct StoredQ4_K {
     static __device__ __forceinline__ uint32_t code(const uint8_t* b, int column) {
         return b[16 + column / 64 * 32 + column % 32] >> column / 32 % 2 * 4 & 15;
     }
-    static __device__ __forceinline__ void store_scales(const uint8_t* b, int unit, uint32_t* words, int h) {
+    static __device__ __forceinline__ void store_scales(const uint8_t* b, int unit, int, uint32_t* words, int h) {
         store_six_bits(b, unit, words, h);
     }
 };
@@ -40,7 +40,7 @@ struct StoredQ5_K {
         const uint32_t low = b[48 + column / 64 * 32 + column % 32] >> column / 32 % 2 * 4 & 15;
         return low | (b[16 + column % 32] >> column / 32 & 1) << 4;
     }
-    static __device__ __forceinline__ void store_scales(const uint8_t* b, int unit, uint32_t* words, int h) {
+    static __device__ __forceinline__ void store_scales(const uint8_t* b, int unit, int, uint32_t* words, int h) {
         store_six_bits(b, unit, words, h);
     }
 };
@@ -51,10 +51,53 @@ struct StoredQ6_K {
         const uint32_t low = b[64 * half + at % 64] >> at / 64 * 4 & 15;
         return low | (b[128 + 32 * half + at % 32] >> at / 32 * 2 & 3) << 4;
     }
-    static __device__ __forceinline__ void store_scales(const uint8_t* b, int unit, uint32_t* words, int h) {
+    static __device__ __forceinline__ void store_scales(const uint8_t* b, int unit, int, uint32_t* words, int h) {
         const uint8_t* s = b + 192 + 4 * unit;
         words[h] = two_bytes(s) | two_bytes(s + 2) << 16;
         reinterpret_cast<uint16_t*>(words + 2)[h] = static_cast<uint16_t>(two_bytes(b + 208));
+    }
+};
+
+struct StoredQ2_K {
+    using Format = Q2_K;
+    static __device__ __forceinline__ uint32_t code(const uint8_t* b, int column) {
+        return b[16 + column / 128 * 32 + column % 32] >> column % 128 / 32 * 2 & 3;
+    }
+    static __device__ __forceinline__ void store_scales(const uint8_t* b, int unit, int, uint32_t* words, int h) {
+        const uint8_t* s = b + 4 * unit;
+        words[h] = two_bytes(s) | two_bytes(s + 2) << 16;
+        words[2 + h] = two_bytes(b + 80) | two_bytes(b + 82) << 16;
+    }
+};
+// Blocks of 32 columns: a float16 scale, what is added, the fifth bits if there are some, and 4 bits of columns j and
+// j + 16 in byte j.
+template <class F>
+struct StoredHalves {
+    using Format = F;
+    static constexpr int kHighBytes = F::kBits == 5 ? 4 : 0, kBytes = 20 + kHighBytes;
+    static __device__ __forceinline__ uint32_t code(const uint8_t* b, int column) {
+        const uint8_t* of_block = b + column / 32 * kBytes;
+        const uint32_t low = of_block[4 + kHighBytes + column % 16] >> column % 32 / 16 * 4 & 15;
+        return kHighBytes == 0 ? low : low | (of_block[4 + column % 32 / 8] >> column % 8 & 1) << 4;
+    }
+    static __device__ __forceinline__ void store_scales(const uint8_t* b, int, int groups, uint32_t* words, int h) {
+        for (int g = 0; g < groups; ++g, b += kBytes) words[2 * h + g] = two_bytes(b) | two_bytes(b + 2) << 16;
+    }
+};
+// Whether the last unit of a row may have one group of 32 columns.
+template <class Stored>
+constexpr bool may_end_in_half = false;
+template <class F>
+constexpr bool may_end_in_half<StoredHalves<F>> = true;
+
+struct StoredNvfp4 {
+    using Format = Nvfp4;
+    static __device__ __forceinline__ uint32_t code(const uint8_t* b, int column) {
+        return b[4 + column / 16 * 8 + column % 8] >> column % 16 / 8 * 4 & 15;
+    }
+    static __device__ __forceinline__ void store_scales(const uint8_t* b, int, int, uint32_t* words, int h) {
+        words[h] = 0;
+        for (int i = 0; i < 4; ++i) words[h] |= (b[i] == 0x7f ? 0u : b[i] & 0x7fu) << 8 * i;  // as NVFP4 of blocks.h
     }
 };
 
@@ -65,6 +108,10 @@ bool visit_stored_planes(WeightFormat format, Visit f) {
         case WeightFormat::q4_k: f(StoredQ4_K{}); return true;
         case WeightFormat::q5_k: f(StoredQ5_K{}); return true;
         case WeightFormat::q6_k: f(StoredQ6_K{}); return true;
+        case WeightFormat::q2_k: f(StoredQ2_K{}); return true;
+        case WeightFormat::q4_1: f(StoredHalves<Q4_1>{}); return true;
+        case WeightFormat::q5_1: f(StoredHalves<Q5_1>{}); return true;
+        case WeightFormat::nvfp4: f(StoredNvfp4{}); return true;
         default: return false;
     }
 }

@@ -18,7 +18,7 @@ __device__ __forceinline__ void stored_row(const PackedWeight& w, int row, int v
             values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
         }
         if constexpr (F::kRowScales) {
-            const float of_row = row_scales(w)[row];
+            const float of_row = row_scales<F>(w)[row];
 #pragma unroll
             for (int i = 0; i < 8; ++i) values[i] = __fmul_rn(values[i], of_row);
         }

@@ -16,9 +16,9 @@
 // plus 8, or plus its zero point. Other formats: plane_formats.cuh.
 //
 // Scales of groups are float16, in one word of rows r and r + 8: of int4 a word for each 32 columns; of int4_zeros one
-// for 64, and one with what is subtracted from the floats that hold the integers, in the Element of the engine. fp4 has
-// its numbers where int4 has, and bfloat16 scales. Those of fp8_blocks are float32, of the eight rows from 0 and of
-// those from 8.
+// for 64, and one with what is subtracted from the floats that hold the integers, in the Element of the engine. fp4 and
+// nvfp4 have their numbers where int4 has, which is a plane of 4 bits, too. Scales of fp4 are bfloat16; those of nvfp4
+// e4m3 without a sign, a word of each row; those of fp8_blocks float32, of the eight rows from 0 and of those from 8.
 //
 // The way from integers to floats is that of Kim et al., "Who Says Elephants Can't Run" (2022), and of Frantar et al.,
 // IST-DASLab/marlin: bits put under the exponent of a number so large that they count its units, and that number
@@ -86,6 +86,13 @@ __device__ __forceinline__ uint32_t widen_fp8(uint32_t bytes) {
     return e4m3_to_f16(bytes);
 }
 
+// The same of e4m3 without a sign, 0x7f being 480.
+template <class T>
+__device__ __forceinline__ uint32_t widen_unsigned_fp8(uint32_t bytes) {
+    if constexpr (is_bf16<T>) return fma2<T>(bytes << 4, 0x7b807b80u, 0x80008000u);
+    return fma2<T>(bytes << 7, 0x5c005c00u, 0x80008000u);
+}
+
 // The two numbers of a register as floats, times a scale.
 template <class T>
 __device__ __forceinline__ float2 scaled(uint32_t pair, float scale) {
@@ -112,36 +119,32 @@ struct SmallScale {
     }
 };
 
-struct Int8 : Shaped<WeightFormat::int8> {
+// fragment() and values() of a format whose numbers are exact in bf16 and in f16: pair() has both of a register.
+template <class F>
+struct FromPairs {
+    template <class T, class Unit>
+    static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = F::template pair<T>(unit, step, i);
+    }
+    template <class Unit>
+    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
+        return scaled<f16>(F::template pair<f16>(unit, step, i), 1.0f);
+    }
+};
+
+struct Int8 : Shaped<WeightFormat::int8>, FromPairs<Int8> {
     static constexpr int kScales = 0;
     template <class T, class Unit>
     static __device__ __forceinline__ uint32_t pair(const Unit& unit, int step, int i) {
         return widen_int8<T>(unit.words[2 * step + i % 2] >> i / 2 * 8);
     }
-    template <class T, class Unit>
-    static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = pair<T>(unit, step, i);
-    }
-    template <class Unit>
-    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
-        return scaled<f16>(pair<f16>(unit, step, i), 1.0f);
-    }
 };
-struct Fp8 : Shaped<WeightFormat::fp8> {
+struct Fp8 : Shaped<WeightFormat::fp8>, FromPairs<Fp8> {
     static constexpr int kScales = 0;
     template <class T, class Unit>
     static __device__ __forceinline__ uint32_t pair(const Unit& unit, int step, int i) {
         return widen_fp8<T>(unit.words[2 * step + i % 2] >> i / 2 * 8);
-    }
-    template <class T, class Unit>
-    static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = pair<T>(unit, step, i);
-    }
-    template <class Unit>
-    static __device__ __forceinline__ float2 values(const Unit& unit, int step, int i) {
-        return scaled<f16>(pair<f16>(unit, step, i), 1.0f);
     }
 };
 struct Int8Groups : Shaped<WeightFormat::int8_groups>, FromValues<Int8Groups> {
@@ -223,13 +226,38 @@ struct Fp4 : FourBits<WeightFormat::fp4> {
         return scaled<f16>(widen_fp4<f16>(halves(unit, step, i)), half_of<bf16>(unit.scales[step / 2], i % 2));
     }
 };
+// Words h of scales: a byte for each step. An e2m1 number times an e4m3 scale has 6 bits, which both types hold.
+struct Nvfp4 : FourBits<WeightFormat::nvfp4>, FromPairs<Nvfp4> {
+    static constexpr int kBits = 4;
+    template <class T, class Unit>
+    static __device__ __forceinline__ uint32_t pair(const Unit& unit, int step, int i) {
+        const uint32_t scale = (unit.scales[i % 2] >> 8 * step & 255) * 0x10001u;
+        return fma2<T>(widen_fp4<T>(halves(unit, step, i)), widen_unsigned_fp8<T>(scale), 0x80008000u);
+    }
+};
 struct Q4_K : Planes<Q4_K, WeightFormat::q4_k, 4, 0, ByteMinima32> {};
 struct Q5_K : Planes<Q5_K, WeightFormat::q5_k, 5, 0, ByteMinima32> {};
 struct Q6_K : Planes<Q6_K, WeightFormat::q6_k, 6, 32, SignedBytes16> {};
+struct Q2_K : Planes<Q2_K, WeightFormat::q2_k, 2, 0, FourBitMinima16> {};
+struct Q4_1 : Planes<Q4_1, WeightFormat::q4_1, 4, 0, HalfMinima32> {};
+struct Q5_1 : Planes<Q5_1, WeightFormat::q5_1, 5, 0, HalfMinima32> {};
 
 // Every format but AsType, each of which a file instantiates the linears for.
 #define INFINILM_FOR_FORMATS(DO) \
-    DO(Int8) DO(Int4) DO(Fp8) DO(Int4Zeros) DO(Int8Groups) DO(Fp8Blocks) DO(Fp4) DO(Q4_K) DO(Q5_K) DO(Q6_K)
+    DO(Int8)                     \
+    DO(Int4)                     \
+    DO(Fp8)                      \
+    DO(Int4Zeros)                \
+    DO(Int8Groups)               \
+    DO(Fp8Blocks)                \
+    DO(Fp4)                      \
+    DO(Nvfp4)                    \
+    DO(Q4_1)                     \
+    DO(Q5_1)                     \
+    DO(Q2_K)                     \
+    DO(Q4_K)                     \
+    DO(Q5_K)                     \
+    DO(Q6_K)
 
 // f(the type of one of these), unless the format is as_type.
 template <class Visit>
@@ -246,6 +274,10 @@ __host__ __device__ __forceinline__ void visit_format(WeightFormat format, Visit
         case WeightFormat::q4_k: f(Q4_K{}); break;
         case WeightFormat::q5_k: f(Q5_K{}); break;
         case WeightFormat::q6_k: f(Q6_K{}); break;
+        case WeightFormat::q2_k: f(Q2_K{}); break;
+        case WeightFormat::q4_1: f(Q4_1{}); break;
+        case WeightFormat::q5_1: f(Q5_1{}); break;
+        case WeightFormat::nvfp4: f(Nvfp4{}); break;
     }
 }
 template <class Visit>

@@ -264,8 +264,8 @@ def _tell_not_native(checkpoint: MappedTensors, others: Sequence[str], dtype: st
     if others:
         logger.warning(
             "%s: %d weights are computed as %s, such as %s: weights that must be of one type are not (gate and up; on "
-            "GPUs all that a linear joins, and the experts of a layer), ranks cut inputs inside a block, or their zero "
-            "points, groups or scales do not fit blocks",
+            "GPUs also the experts of a layer), ranks cut inputs inside a block, or their zero points, groups or "
+            "scales do not fit blocks",
             checkpoint.path,
             len(others),
             dtype,

@@ -21,6 +21,7 @@ LoadParam = Callable[[str, _core.Tensor, str], Sequence[str] | None]
 
 CUDA_BLOCKS: Mapping[str, int] = MappingProxyType(
     {"Q4_0": 18, "Q8_0": 34, "Q4_K": 160, "Q5_K": 192, "Q6_K": 216, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18}
+    | {"Q2_K": 96, "Q4_1": 20, "Q5_1": 24, "NVFP4": 36}
     | {"F8_ROW": 32, "F8_32": 33, "F8_128": 132}
 )
 """The types that kernels of GPUs take, and the bytes of a block there (cuda/linear/packed_layout.h)."""

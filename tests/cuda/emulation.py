@@ -40,7 +40,7 @@ LINEARS = tuple(
     ROOT / f"cuda/linear/linear_{name}.cu"
     for name in (
         *("decode", "prefill", "sm90", "sm90_quantised", "split_sm90"),
-        *("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4", "k_quants"),
+        *("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4", "half_minima", "k_quants"),
     )
 )
 ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"  # the cases run on the GPU of this machine

@@ -94,22 +94,21 @@ def gguf(
     embedding: str,
     dtype: str,
     tp_size: int,
-    native: bool,
     nccl: str,
 ) -> None:
     """The same of a GGUF file, whose embedding is quantised, too. float32 on a CPU is its exact weights."""
-    is_wide = type_name == "Q4_K_M" or SIZES_OF_BLOCKS[type_name][0] == 256
+    is_wide = type_name in MIXES or SIZES_OF_BLOCKS[type_name][0] == 256
     sizes = (
         {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64} if is_wide else SIZES
     )
-    source = make_model(name, Path(folder), **(sizes | FAMILY_SIZES.get(f"{name} wide" if is_wide else "", {})))
+    source = make_model(name, Path(folder), **(sizes | FAMILY_SIZES.get(f"{name} wide" if is_wide else name, {})))
     stored = Path(folder) / f"{name}-{type_name}-{tp_size}.gguf"
-    types = as_q4_k_m if type_name == "Q4_K_M" else quantised(type_name, otherwise=embedding)
+    types = MIXES[type_name] if type_name in MIXES else quantised(type_name, otherwise=embedding)
     file = convert_family(source, FAMILIES[name], types) if name in FAMILIES else convert(source, types)
     file.write(stored)
     twin = stored.with_name(f"plain-{stored.name}")
     File(file.metadata, {key: numbers_of(tensor) for key, tensor in file.tensors.items()}).write(twin)
-    _check(stored, twin if type_name in ROUNDED else stored, dtype, tp_size, native, nccl, twin)
+    _check(stored, twin if type_name in ROUNDED else stored, dtype, tp_size, True, nccl, twin)
 
 
 ROUNDED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ4_XS")
@@ -131,6 +130,17 @@ def as_q4_k_m(name: str) -> str:
         return "F32"
     is_finer = name.startswith("output.") or (name.startswith("blk.0.") and ("attn_v." in name or "ffn_down" in name))
     return "Q6_K" if is_finer else "Q4_K"
+
+
+def as_q2_k(name: str) -> str:
+    """The same of Q2_K, with q, k and v of three types."""
+    if "norm" in name:
+        return "F32"
+    types = {"attn_k": "NVFP4", "attn_v": "Q4_K", "attn_output": "Q4_1", "ffn_down": "Q3_K", "output.": "Q6_K"}
+    return next((types[part] for part in types if part in name), "Q2_K")
+
+
+MIXES = {"Q4_K_M": as_q4_k_m, "Q2_K mix": as_q2_k}
 
 
 def _check(
@@ -204,6 +214,6 @@ def beyond_float16(_: Gpu, folder: str) -> None:
 
 def block_types(gpu: Gpu) -> None:
     """The package plans with the formats that the library has."""
-    for name in (*CUDA_BLOCKS, "Q2_K", "Z4_32", "IQ4_NL"):
+    for name in (*CUDA_BLOCKS, "Q3_K", "Z4_32", "IQ4_NL"):
         assert gpu.lib.block_bytes_on_device(name.encode()) == CUDA_BLOCKS.get(name, 0), name
         assert name not in CUDA_BLOCKS or gpu.lib.size_of_block(name.encode()) == _core.gguf_type(name)[0], name

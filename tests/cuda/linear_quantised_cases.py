@@ -137,6 +137,8 @@ def twins(
     stored = block_formulas.random_blocks(type_name, n * k // size, seed).reshape(-1, bytes_of_block)
     if type_name.startswith("Z4"):
         stored[:, 2] %= 16  # zero points are codes
+    if type_name == "NVFP4":
+        stored[::3, 0], stored[::5, 1] = 0x7F, 0xFF  # not a number, which is zero; 480 with a sign, which is none
     stored = stored.reshape(n, -1)
     exact = block_formulas.dequantise(type_name, stored).reshape(n, k).astype(np.float32)
     where = (n, k, KINDS.index(kind), ORDERS.index(order), head_dim)

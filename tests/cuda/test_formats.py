@@ -32,6 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("qwen3-5-dense", "ct_packed", [4, 32], "bfloat16", 2, True),
         ("gemma4-a4b", "ct_packed", [4, 32], "bfloat16", 1, True),
         ("deepseek-v3", "fp8_block", [[128, 128], "F32"], "bfloat16", 1, True),
+        ("llama", "mlx", [4, 64], "bfloat16", 1, True),
         ("llama", "awq", [32], "bfloat16", 1, False),
         ("llama", "bnb4", [True], "float16", 1, False),
     ],
@@ -54,22 +55,24 @@ def test_safetensors(
 
 
 @pytest.mark.parametrize(
-    ("name", "type_name", "embedding", "dtype", "tp_size", "native"),
+    ("name", "type_name", "embedding", "dtype", "tp_size"),
     [
-        ("llama", "Q4_0", "Q8_0", "bfloat16", 2, True),
-        ("llama-mqa-tied", "Q8_0", "Q4_0", "float16", 1, True),
-        ("llama", "Q4_K_M", "", "bfloat16", 2, True),
-        ("qwen2-moe", "Q4_K_M", "", "float16", 1, True),
-        ("llama-mqa-tied", "Q5_K", "Q6_K", "bfloat16", 1, True),
-        ("llama", "Q5_1", "F16", "bfloat16", 1, False),
+        ("llama", "Q4_0", "Q8_0", "bfloat16", 2),
+        ("llama-mqa-tied", "Q8_0", "Q4_0", "float16", 1),
+        ("llama", "Q4_K_M", "", "bfloat16", 2),
+        ("qwen2-moe", "Q4_K_M", "", "float16", 1),
+        ("llama-mqa-tied", "Q5_K", "Q6_K", "bfloat16", 1),
+        ("llama", "Q2_K mix", "", "bfloat16", 2),
+        ("llama", "Q5_1", "Q4_1", "float16", 2),
+        ("qwen2-moe", "NVFP4", "Q5_1", "bfloat16", 1),
         # As blocks of another type:
-        ("llama", "Q5_0", "F16", "bfloat16", 1, True),
-        ("llama", "IQ4_NL", "F16", "float16", 2, True),
-        ("llama", "IQ3_S", "Q3_K", "bfloat16", 2, True),
-        ("qwen2-moe", "IQ3_XXS", "F16", "bfloat16", 1, True),
-        ("llama", "TQ2_0", "Q8_0", "bfloat16", 1, True),
-        ("llama", "IQ4_XS", "IQ1_S", "float16", 1, True),
-        ("llama", "IQ2_XXS", "IQ2_S", "bfloat16", 1, True),
+        ("llama", "Q5_0", "F16", "bfloat16", 1),
+        ("llama", "IQ4_NL", "F16", "float16", 2),
+        ("llama", "IQ3_S", "Q3_K", "bfloat16", 2),
+        ("qwen2-moe", "IQ3_XXS", "F16", "bfloat16", 1),
+        ("llama", "TQ2_0", "Q8_0", "bfloat16", 1),
+        ("llama", "IQ4_XS", "IQ1_S", "float16", 1),
+        ("llama", "IQ2_XXS", "IQ2_S", "bfloat16", 1),
     ],
 )
 def test_gguf(
@@ -81,12 +84,11 @@ def test_gguf(
     embedding: str,
     dtype: str,
     tp_size: int,
-    native: bool,
 ) -> None:
     pytest.importorskip("gguf")
     parameters = {"name": name, "type_name": type_name, "embedding": embedding, "dtype": dtype, "tp_size": tp_size}
     where = {"folder": models, "nccl": fake_nccl, "settings": RANKS if tp_size > 1 else None}
-    outcome = simulate("formats_cases:gguf", native=native, **where, **parameters)
+    outcome = simulate("formats_cases:gguf", **where, **parameters)
     assert outcome.ok, outcome.text
 
 
