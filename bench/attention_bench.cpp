@@ -4,10 +4,13 @@
 //
 //   g++ -std=c++20 -O2 -Isrc bench/attention_bench.cpp build/cp3*/libinfinilm_core.a build/cp3*/src/cpu/*.a
 //       -pthread -ldl -o attention_bench
-//   ./attention_bench [--isa name] [--element bf16|f16|f32] [--huge] [--case heads,kv_heads,head_dim,keys,queries]...
+//   ./attention_bench [--isa name] [--element bf16|f16|f32] [--huge] [--two-way]
+//       [--case heads,kv_heads,head_dim,keys,queries]...
 //
 // Keys and values lie in blocks of 16 tokens in random order, in as many layers as no cache of the machine holds where
 // there is one query; --huge asks for huge pages, as a large cache and the activations of many tokens do in the engine.
+// With --two-way all queries see all keys, as those of towers and encoders do, and with --element bf16 they are
+// multiplied in bfloat16 where the instruction set can, whose peak is then that of bfloat16.
 #include <sys/mman.h>
 #include <time.h>
 
@@ -74,7 +77,7 @@ char* make_cache(Element element, size_t bytes, bool huge, std::mt19937& random)
     return data;
 }
 
-void measure(const Kernels& kernels, Element element, bool huge, const Case& c) {
+void measure(const Kernels& kernels, Element element, bool huge, bool two_way, const Case& c) {
     constexpr int block_size = 16;
     constexpr size_t many = 96 << 20;  // bytes of all layers' keys
     const int num_blocks = (c.keys + block_size - 1) / block_size;
@@ -99,7 +102,7 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
     args.cache_type = element, args.block_table = table.data(), args.block_table_stride = num_blocks;
     args.cu_seqlens_q = cu_seqlens_q, args.context_lens = context_lens, args.num_seqs = 1;
     args.block_size = block_size, args.num_heads = c.heads, args.num_kv_heads = c.kv_heads;
-    args.head_dim = args.value_dim = c.head_dim;
+    args.head_dim = args.value_dim = c.head_dim, args.two_way = two_way;
     args.softmax_scale = 1 / std::sqrt(static_cast<float>(c.head_dim)), args.num_threads = 1,
     args.next_item = &next_item;
     const auto allocate = [](size_t bytes) {
@@ -110,6 +113,8 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
     void* const scratches[] = {scratch.get()};
     args.scratch = scratches, args.shared_scratch = shared.get();
 
+    const bool multiply_bf16 = two_way && element == Element::bf16 && kernels.attention_bf16;
+    const auto attend = multiply_bf16 ? kernels.attention_bf16 : kernels.attention;
     double attention = 1e9, read = 1e9, flop = 1e9;
     uint64_t checksum = 0;
     const double until = cpu_seconds() + 3;
@@ -118,7 +123,7 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
             for (size_t layer = 0; layer < num_layers; ++layer) {
                 args.k_cache = k_cache + layer * layer_bytes, args.v_cache = v_cache + layer * layer_bytes;
                 next_item = 0;
-                kernels.attention(args, {0, 1, 0});
+                attend(args, {0, 1, 0});
                 if (shared_bytes > 0) kernels.attention_merge(args, {0, 1, 0});
             }
         });
@@ -127,11 +132,11 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
             checksum += kernels.read_memory(v_cache, num_layers * layer_bytes);
         });
         double flops = 0, seconds = 1e9;
-        time_best(seconds, [&] { flops = kernels.dot_flops(200'000, false); });
+        time_best(seconds, [&] { flops = kernels.dot_flops(200'000, multiply_bf16); });
         flop = std::min(flop, seconds / flops);
     }
     const double bytes = 2.0 * static_cast<double>(num_layers * layer_bytes);
-    const double pairs = c.queries * (c.keys - 0.5 * (c.queries - 1));  // of queries and keys
+    const double pairs = c.queries * (c.keys - (two_way ? 0 : 0.5 * (c.queries - 1)));  // of queries and keys
     const double flops = 4.0 * c.heads * c.head_dim * pairs * static_cast<double>(num_layers);
     std::printf("%-10s %d/%d heads of %d, %d keys, %d queries: %7.3f ms", kernels.name, c.heads, c.kv_heads, c.head_dim,
                 c.keys, c.queries, attention / static_cast<double>(num_layers) * 1e3);
@@ -151,13 +156,13 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
 int main(int argc, char** argv) try {
     std::string isa;
     Element element = Element::bf16;
-    bool huge = false;
+    bool huge = false, two_way = false;
     std::vector<Case> cases;
     for (int i = 1; i < argc; ++i) {
         const std::string name = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
         Case c{};
-        if (name == "--huge") {
-            huge = true;
+        if (name == "--huge" || name == "--two-way") {
+            (name == "--huge" ? huge : two_way) = true;
             continue;
         }
         ++i;
@@ -174,7 +179,7 @@ int main(int argc, char** argv) try {
     if (cases.empty())
         cases = {{32, 8, 64, 2048, 1},  {16, 8, 128, 2048, 1},  {8, 8, 128, 2048, 1},
                  {32, 8, 64, 512, 512}, {16, 8, 128, 512, 512}, {32, 8, 128, 512, 512}};
-    for (const Case& c : cases) measure(select_kernels(isa), element, huge, c);
+    for (const Case& c : cases) measure(select_kernels(isa), element, huge, two_way, c);
     return 0;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

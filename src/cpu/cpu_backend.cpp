@@ -309,10 +309,10 @@ void CpuBackend::run_linears(std::span<LinearArgs> linears) {
 }
 
 // Each linear has a part of the shares as large as its part of the work, at least one. columns: whether the work grows
-// with out_features.
+// with out_features; if not, a number is packed, which lasts as long as some multiply-adds.
 void CpuBackend::run_over(LinearKernel kernel, std::span<const LinearArgs> linears, bool columns) {
     const auto work_of = [&](const LinearArgs& args) {
-        return args.num_tokens * args.weight.in_features * (columns ? args.out_features : 1);
+        return args.num_tokens * args.weight.in_features * (columns ? args.out_features : 3);
     };
     int64_t work = 0;
     for (const LinearArgs& args : linears) work += work_of(args);
@@ -436,7 +436,7 @@ void CpuBackend::rope_table(const RopeTableParams& p) {
 
 void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
     const CpuRopeStoreArgs args{rope_store_args(p), element(p.q_norm.dtype())};
-    run(kernels_.rope_store, args, 2 * p.qkv.numel());
+    run(kernels_.rope_store, args, 4 * p.qkv.numel());
 }
 
 void CpuBackend::paged_attention(const AttentionParams& p) {

@@ -44,6 +44,7 @@ struct Workspace {
     Results totals;    // [rows] of all chunks so far
     Results of_chunk;  // [strip_rows]
     float* scores;     // [strip_rows, chunk_keys] then weights in their place, of this chunk
+    float* largest;    // [strip_rows, width] the largest score of each lane, where rows see the whole chunk
     float* keys;       // of this chunk and one kv head, [chunk_keys / staged_keys, words of head_dim, staged_keys]
     float* values;     // [words of chunk_keys, padded_dim]
     float* copied;     // [2, width, head_dim] keys that are not side by side
@@ -55,7 +56,7 @@ struct Workspace {
     void for_arrays(const CpuAttentionArgs& a, F f) {
         const int64_t rows = max_rows(a), dim = padded_dim(a), longs = sizeof(int64_t) / sizeof(float);
         f(row, rows * (int64_t)(sizeof(Row) / sizeof(float)));
-        f(q, rows * a.head_dim), f(scores, strip_rows * chunk_keys);
+        f(q, rows * a.head_dim), f(scores, strip_rows * chunk_keys), f(largest, strip_rows * width);
         f(totals.sums, rows * dim), f(totals.largest, rows), f(totals.weight, rows);
         f(of_chunk.sums, strip_rows * dim), f(of_chunk.largest, strip_rows), f(of_chunk.weight, strip_rows);
         f(keys, chunk_keys * a.head_dim), f(values, chunk_keys * dim), f(copied, 2 * width * a.head_dim);
@@ -87,6 +88,7 @@ struct Block {
     Interval seen = {};               // keys of the chunk that any row sees
     Interval strip = {};              // rows that are computed now
     Results results = {};             // of them
+    bool whole = false;               // they see all keys of the chunk, and scores are what is multiplied alone
 
     int64_t kv_rows() const { return num_tokens * group; }
     int64_t rows() const { return num_kv * kv_rows(); }
@@ -97,6 +99,7 @@ struct Block {
     Word* staged_keys_of(int64_t first) const { return (Word*)w.keys + first * head_words(); }
     Word* staged_values() const { return (Word*)w.values; }
     float* scores(int64_t row) const { return w.scores + (row - strip.begin) * chunk_keys; }
+    float* largest(int64_t row) const { return w.largest + (row - strip.begin) * width; }
     Word* weights(int64_t row) const { return (Word*)scores(row); }  // [words of chunk_keys]
     float* sums(int64_t row) const { return results.sums + (row - strip.begin) * dim; }
     // Rows of a kv head that are computed now.
@@ -162,7 +165,8 @@ static void score_group(const Block<M>& b, int64_t first, int64_t row, int64_t c
     const int64_t begin = larger(b.keys(row).begin - first, 0);
     const int64_t end = smaller(b.keys(row + count - 1).end - first, staged_keys);
     visit_rows<most_rows>(count, [&]<int ROWS>() {
-        score_rows<ROWS>(b.q(row), b.staged_keys_of(first), b.head_words(), begin, end, b.scores(row) + first);
+        score_rows<ROWS>(b.q(row), b.staged_keys_of(first), b.head_words(), begin, end, b.scores(row) + first,
+                         b.whole ? b.largest(row) : nullptr);
     });
 }
 
@@ -187,6 +191,10 @@ template <class M>
 static void find_largest(const Block<M>& b, int64_t row) {
     const Interval keys = b.keys(row);
     if (keys.begin >= keys.end) return;
+    if (b.whole) {
+        b.results.largest[row - b.strip.begin] = reduce_max(load(b.largest(row)));
+        return;
+    }
     float* s = b.scores(row);  // [chunk_keys]
     const int64_t begin = keys.begin / M::softmax_keys * M::softmax_keys, end = round_up(keys.end, M::softmax_keys);
     if (b.a.score_cap > 0) {  // scores are times log2(e), and so is the cap
@@ -369,6 +377,8 @@ static void attend_strip(const Block<M>& b, int64_t first_kv, int64_t num_kv) {
                        begin,
                        {larger(seen.begin - begin, 0), smaller(seen.end - begin, tile_keys)}};
     };
+    if (b.whole)
+        for (int64_t row = b.strip.begin; row < b.strip.end; ++row) store(b.largest(row), set1(-__builtin_inff()));
     if (b.stages_keys()) score_staged(b, seen);
     for (int64_t i = 0; i < num_steps; ++i) {
         const Step<E> scores = step(i, b.a.k_cache, b.a.v_cache);
@@ -436,6 +446,14 @@ static Results choose_results(const Block<M>& b) {
     return is_total ? b.w.totals.from(b.strip.begin, b.dim) : b.w.of_chunk;
 }
 
+// Whether the scores of the strip are those of staged keys, all of which its rows see.
+template <class M>
+static bool sees_whole_chunk(const Block<M>& b) {
+    const CpuAttentionArgs& a = b.a;
+    return b.stages_keys() && !a.k_scales && !a.position_bias && !(a.score_cap > 0) &&
+           b.keys(b.strip.begin).end == chunk_keys && b.keys(b.strip.end - 1).begin == 0;
+}
+
 // Adds the results of the strip to the totals of its rows, or hands them to attention_merge.
 template <class M>
 static void keep_chunk(const Block<M>& b) {
@@ -455,17 +473,25 @@ static void keep_chunk(const Block<M>& b) {
     }
 }
 
+// Asks for rows of a tile at once, since those of a head, which often share few sets of L2, come from farther away.
+template <class E>
+static void fetch(Tile<E> tile, Interval keys, int64_t dim) {
+    for (int64_t k = keys.begin; k < keys.end; ++k)
+        for (int64_t d = 0; d < dim; d += 64 / (int64_t)sizeof(E)) __builtin_prefetch(tile.row(k) + d, 0, 2);
+}
+
 // Writes the keys and values of a kv head of the block that rows see in this chunk to w.keys and w.values.
 template <class E, class M>
 static void stage(const Block<M>& b, int64_t kv) {
     const int64_t head_dim = b.a.head_dim, offset = kv * b.a.block_size * head_dim;
-    const Tile<E> keys = {(const E*)b.a.k_cache + offset, b.w.at};
+    const Tile<E> keys = {(const E*)b.a.k_cache + offset, b.w.at}, values = {(const E*)b.a.v_cache + offset, b.w.at};
+    if (b.stages_keys()) fetch(keys, b.seen, head_dim);
+    fetch(values, b.seen, b.a.value_dim);
     if (b.stages_keys())
         for (int64_t k = b.seen.begin / width * width; k < b.seen.end; k += width)
             stage_keys(neighbours(b, keys, k, b.w.copied), head_dim,
                        b.staged_keys_of(k / staged_keys * staged_keys) + k % staged_keys);
-    stage_values(Tile<E>{(const E*)b.a.v_cache + offset, b.w.at}, b.seen.begin, b.seen.end, b.a.value_dim,
-                 b.staged_values(), b.dim);
+    stage_values(values, b.seen.begin, b.seen.end, b.a.value_dim, b.staged_values(), b.dim);
 }
 
 // ---- Items ----
@@ -512,6 +538,7 @@ static void attend_chunk(Block<M>& b, bool first, bool last) {
     auto attend = [&](Interval rows, int64_t first_kv, int64_t num_kv) {
         b.strip = rows;
         b.results = choose_results(b);
+        b.whole = sees_whole_chunk(b);
         if (first) load_queries(b);
         const bool writes = last && !b.seq.split;
         if (writes) fetch_outputs(b);

@@ -5,8 +5,9 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-// (query, head) rows per item: enough to pay for staging, few enough for L2. Half as many rather than to split items.
-constexpr int block_rows = 384;
+// (query, head) rows per item: enough to pay for staging, few enough for L2. A quarter as many rather than to split
+// items.
+constexpr int block_rows = 768;
 constexpr int strip_rows = 48;  // of them that are computed at a time: what they need of a tile stays near L1
 // An item larger than 1 / (threads * fine_items) of the whole call is split by chunks.
 constexpr int64_t fine_items = 8;
@@ -87,7 +88,7 @@ struct Cursor {
         load(a, seq + 1);
         const int64_t partials = num_queries * a.num_heads * num_chunks;
         block_queries = most_block_queries(a);
-        if (too_few_items(a, block_queries)) block_queries = (block_queries + 1) / 2;
+        for (int i = 0; i < 2 && too_few_items(a, block_queries); ++i) block_queries = (block_queries + 1) / 2;
         num_blocks = (num_queries + block_queries - 1) / block_queries;
         split = num_chunks > 1 && too_few_items(a, block_queries) && partial_end + partials <= max_partials;
         item_begin = item_end;

@@ -233,9 +233,10 @@ static void stage_values(Tile<E> values, int64_t begin, int64_t end, int64_t val
 
 // ---- Scores ----
 
-// scores[i * chunk_keys + j] = sum over d, ascending, of q[i * head_words + d] * keys[d * staged_keys + j].
+// scores[i * chunk_keys + j] = sum over d, ascending, of q[i * head_words + d] * keys[d * staged_keys + j]. Raises
+// largest[i * width + ...], the largest of each lane, unless it is null.
 template <int ROWS, int VECS, class Word>
-INFINILM_INLINE void score_tile(const Word* q, const Word* keys, int64_t head_words, float* scores) {
+INFINILM_INLINE void score_tile(const Word* q, const Word* keys, int64_t head_words, float* scores, float* largest) {
     vec sum[ROWS][VECS];
     for (int i = 0; i < ROWS; ++i)
         for (int j = 0; j < VECS; ++j) sum[i][j] = zero();
@@ -249,18 +250,25 @@ INFINILM_INLINE void score_tile(const Word* q, const Word* keys, int64_t head_wo
     }
     for (int i = 0; i < ROWS; ++i)
         for (int j = 0; j < VECS; ++j) store(scores + i * chunk_keys + j * width, sum[i][j]);
+    if (!largest) return;
+    for (int i = 0; i < ROWS; ++i) {
+        vec of_row = load(largest + i * width);
+        for (int j = 0; j < VECS; ++j) of_row = max(of_row, sum[i][j]);
+        store(largest + i * width, of_row);
+    }
 }
 
 // Keys [begin, end) of the tile and what is beside them in a vector.
 template <int ROWS, class Word>
-static void score_rows(const Word* q, const Word* keys, int64_t head_words, int64_t begin, int64_t end, float* scores) {
+static void score_rows(const Word* q, const Word* keys, int64_t head_words, int64_t begin, int64_t end, float* scores,
+                       float* largest = nullptr) {
     constexpr int columns = tile_columns(ROWS);
     int64_t k = begin / width * width;
     for (; k + (columns - 1) * width < end; k += columns * width)
-        score_tile<ROWS, columns>(q, keys + k, head_words, scores + k);
+        score_tile<ROWS, columns>(q, keys + k, head_words, scores + k, largest);
     if constexpr (columns == 4)
-        for (; k + width < end; k += 2 * width) score_tile<ROWS, 2>(q, keys + k, head_words, scores + k);
-    for (; k < end; k += width) score_tile<ROWS, 1>(q, keys + k, head_words, scores + k);
+        for (; k + width < end; k += 2 * width) score_tile<ROWS, 2>(q, keys + k, head_words, scores + k, largest);
+    for (; k < end; k += width) score_tile<ROWS, 1>(q, keys + k, head_words, scores + k, largest);
 }
 
 // The same scores with two vectors of keys straight from the cache, [width][head_dim] each, for a register tile
