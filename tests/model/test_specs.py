@@ -157,12 +157,12 @@ def model_of(layer: _core.LayerSpec, **fields: object) -> _core.ModelSpec:
     return _core.ModelSpec(layers=[layer], **{**sizes, **fields})  # type: ignore[arg-type]
 
 
-def test_experts_do_not_share_the_norm_of_attention() -> None:
+def test_experts_beside_attention_read_its_norm() -> None:
     experts = _core.ExpertsSpec(count=2, top_k=1, expert=_core.MlpSpec(16))
     layer = _core.LayerSpec(_core.AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8), experts=experts)
-    with pytest.raises(ConfigError, match="parallel_blocks is of models whose layers all have an MLP"):
-        _core.InferEngine(model_of(layer, parallel_blocks=True), ["cpu"])
-    _core.InferEngine(model_of(layer), ["cpu"])
+    _core.InferEngine(model_of(layer, parallel_blocks=True), ["cpu"])
+    with pytest.raises(ConfigError, match="experts beside a mixer need a norm of what they read"):
+        _core.InferEngine(model_of(layer, parallel_blocks=True, pre_norms=False, post_norms=True), ["cpu"])
 
 
 ATTENTION = _core.AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8)
@@ -251,6 +251,7 @@ def test_the_limits_of_the_delta_rule_are_declared_once() -> None:
     def config(**sizes: int) -> None:
         names = {"k_dim": "linear_key_head_dim", "conv_size": "linear_conv_kernel_dim"}
         heads = {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_value_head_dim": 8}
+        heads["linear_allow_neg_eigval"] = False
         dims = {"linear_key_head_dim": 8, "linear_conv_kernel_dim": 4, **{names[k]: v for k, v in sizes.items()}}
         delta_spec(SimpleNamespace(**heads, **dims))  # type: ignore[arg-type]
 
