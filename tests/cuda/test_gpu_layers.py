@@ -16,12 +16,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ("qwen3", "float32"),
         ("llama-llama3-rope-tied", "bfloat16"),  # the embedding is in both parts
-        ("gemma3-text", "float32"),  # norms before and behind sublayers; windows
-        ("qwen3-next", "float32"),  # layers with a state, and experts
+        ("gemma3-text", "bfloat16"),  # norms before and behind sublayers; windows
+        ("qwen3-next", "bfloat16"),  # layers with a state, and experts
         ("gpt-oss", "float16"),
-        ("nemotron-3", "float32"),  # layers of one sublayer each: a part may have no state, or no keys
-        ("kimi-k2", "float32"),  # latents
-        ("bloom", "float32"),  # a norm of the embedding, which the first part has
+        ("nemotron-3", "bfloat16"),  # layers of one sublayer each: a part may have no state, or no keys
+        ("kimi-k2", "float16"),  # latents
+        ("bloom", "float16"),  # a norm of the embedding, which the first part has
     ],
 )
 def test_as_transformers(simulate: Run, name: str, dtype: str) -> None:
