@@ -43,10 +43,8 @@ def run(simulate: Run, models: str, fake_nccl: str) -> Run:
     [
         ("llama", "bfloat16", 2, True, "late"),
         ("llama", "bfloat16", 2, False, "late"),
-        ("qwen3", "float16", 2, True, "eager"),
         ("llama-biases", "float32", 2, False, "eager"),
         ("qwen3", "bfloat16", 4, True, "late"),
-        ("llama", "float16", 4, False, "late"),
         ("qwen3-next", "bfloat16", 2, True, "late"),
         ("gemma4-a4b", "float16", 2, True, "late"),
         ("deepseek-v3", "bfloat16", 2, True, "late"),
