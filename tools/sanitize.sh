@@ -14,7 +14,7 @@ export INFINILM_CPP_TESTS=$(python tests/dist/cpp_build.py "$build")
 # The interpreter is not instrumented, so the runtimes are preloaded; it also leaks by design, hence detect_leaks=0.
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OPENBLAS_NUM_THREADS=1
-[ $# -gt 0 ] || set -- tests/ops tests/core tests/engine tests/dist/test_communicator.py
+[ $# -gt 0 ] || set -- tests/ops tests/core tests/engine tests/dist/test_communicator.py::test_cpp
 # pytest, not python -m pytest: that would put the source tree, which has no extension, in front. An editable install in
 # the active environment would come before this build, too.
 if python -c 'import _infinilm_editable_loader' 2>/dev/null; then
