@@ -5,8 +5,9 @@
     python -m bench.tiers smollm2-135m --storm 24 --turns 4
 
 With `--fetched` the known prompt comes from a server in another process, over loopback. A storm is conversations that
-take turns, which the KV cache has no room for together, with and without tiers in host memory; and as many prompts
-that nothing knows.
+take turns, which the KV cache has no room for together, with and without tiers in host memory; as many prompts that
+nothing knows; and twice as many that are too short for a tier, which tell how fast the memory is that each of the two
+models got: the other ratios are divided by theirs.
 
 The model has the shape of a real one and random weights. A restart is a new `LLM`; its loading is not counted, nor is
 the time in which it hashes its weights, which happens before. Both ways take turns, and ratios are of the medians.
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--fetched", action="store_true", help="from another server in place of the disk")
     parser.add_argument("--storm", type=int, default=0, metavar="N", help="a storm of so many conversations instead")
     parser.add_argument("--turns", type=int, default=4, help="of each conversation of a storm")
+    parser.add_argument("--host-cache", default="2GiB", help="of a storm")
     args = parser.parse_args()
     if args.storm:
         storm(args)
@@ -150,7 +152,7 @@ async def first_of(llm: LLM, prompt: list[int], prefixes_at: str | None) -> None
 
 def storm(args: argparse.Namespace) -> None:
     """Time conversations that evict each other, and prompts that nothing knows, with tiers and without."""
-    ways: dict[str, dict[str, Any]] = {"without": {}, "with": {"host_cache": "2GiB"}}
+    ways: dict[str, dict[str, Any]] = {"without": {}, "with": {"host_cache": args.host_cache}}
     turn, answer = 256, 32
     longest = args.turns * (turn + answer)
     with tempfile.TemporaryDirectory() as name:
@@ -193,10 +195,19 @@ def storm(args: argparse.Namespace) -> None:
                     begun = time.perf_counter()
                     llms[way].generate(fresh, max_tokens=answer, ignore_eos=True)
                     times.setdefault((way, "unknown"), []).append(time.perf_counter() - begun)
-        for what in ("storm", "unknown"):
-            ratios = [a / b for a, b in zip(times["without", what], times["with", what], strict=True)]
+                    brief: list[Any] = [
+                        [(41 * i + 11 * number + 3 + j * (j + 2 * i + (way == "with"))) % 983 for j in range(turn - 8)]
+                        for i in range(2 * args.storm)
+                    ]
+                    begun = time.perf_counter()
+                    llms[way].generate(brief, max_tokens=4, ignore_eos=True)
+                    times.setdefault((way, "too short"), []).append(time.perf_counter() - begun)
+        own = 1.0
+        for what in ("too short", "storm", "unknown"):
+            ratios = [a / b / own for a, b in zip(times["without", what], times["with", what], strict=True)]
             shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
             print(f"{what}: {statistics.median(ratios):.3f} of the speed without tiers ({shown})")
+            own = own if what != "too short" else statistics.median(ratios)
         found = ", ".join(f"{statistics.median(of):.2f} {way}" for way, of in shares.items())
         print(f"prompt tokens of the storm found: {found}")
 

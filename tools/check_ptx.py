@@ -15,7 +15,6 @@ the digest lacks is an error. What was compiled since is kept in ~/.cache/infini
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -23,11 +22,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+import cuda_sources
+from cuda_sources import all_sources, digest, digest_of, inputs_of, name_of
+
 PASSED = Path(__file__).with_name("ptx_passed.json")  # {file and architecture: digest of all that it was made from}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infinilm/ptx"
 # The last release of every minor version, and the newest of all.
@@ -43,7 +44,6 @@ SINCE = {"attention_sm90.cu": (12, 8)}
 # What the package is built for, and how cuda/meson.build calls nvcc.
 ARCHITECTURES, HOPPER = ("80", "90"), ("90a",)
 FLAGS = ["-ccbin", "c++", "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-I.", "-Isrc"]
-EMULATOR = "INFINILM_CUDA_EMULATOR"  # never defined here: what it guards is not compiled
 # The PTX version of CUDA 12.4: nvcc writes its own there, which older ones refuse, whatever the code needs.
 PTX_VERSION = "8.4"
 COMPLAINT = re.compile(
@@ -57,82 +57,10 @@ def for_hopper(source: Path) -> bool:
     return "sm90" in source.name
 
 
-def digest(*parts: bytes) -> str:
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-
-
-def lines_for_nvcc(text: str) -> Iterator[str]:
-    """The lines of a C++ file but those that are for the emulator alone, and the directives that say so."""
-    emulated: list[bool | None] = []  # for each open #if: whether this branch is the emulator's; None: other conditions
-    for line in text.splitlines():
-        match = re.match(r"\s*#\s*(\w+)\s*(.*)", line)
-        directive, rest = match.groups() if match else ("", "")
-        about = None
-        if directive in ("if", "ifdef", "ifndef"):
-            about = directive == "ifdef" if directive != "if" and rest.split()[0] == EMULATOR else None
-            emulated.append(about)
-        elif directive in ("else", "elif"):
-            about = emulated[-1]
-            emulated[-1] = not about if about is not None and directive == "else" else None
-        elif directive == "endif":
-            about = emulated.pop()
-        if about is None and not any(emulated):
-            yield line
-
-
-def included(path: Path) -> list[Path]:
-    """The project's files that a file includes itself, unless for the emulator alone."""
-    found = []
-    for line in lines_for_nvcc(path.read_text()):
-        if not re.match(r"\s*#\s*include\b", line):
-            continue
-        name = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
-        if name is None:
-            sys.exit(f"{path}: cannot tell which file '{line.strip()}' includes")
-        folders = [path.parent, ROOT, ROOT / "src"] if name[1] == '"' else [ROOT, ROOT / "src"]
-        files = [folder / name[2] for folder in folders if (folder / name[2]).is_file()]
-        if not files and name[1] == '"':
-            sys.exit(f'{path}: there is no "{name[2]}"')
-        found += [file.resolve() for file in files[:1]]
-    return found
-
-
-def inputs_of(source: Path) -> list[Path]:
-    """A source, and the project's files that it includes, directly or not, in the order of their names."""
-    known, left = set[Path](), [source.resolve()]
-    while left:
-        path = left.pop()
-        if path not in known:
-            known.add(path)
-            left += included(path)
-    return sorted(known)
-
-
-def code_of(text: str) -> str:
-    """What nvcc reads of a C++ file, without comments, ends of lines and empty lines: they make no other kernel."""
-    code = re.sub(
-        r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'|//[^\n]*|/\*.*?\*/""",
-        lambda found: " " if found[0].startswith("/") else found[0],
-        text,
-        flags=re.DOTALL,
-    )
-    return "\n".join(line.rstrip() for line in lines_for_nvcc(code) if line.strip())
-
-
-def digest_of(source: Path) -> str:
-    """One of the code of a source and of all that it includes, which is the same in another folder."""
-    inputs = ((name_of(path), code_of(path.read_text())) for path in inputs_of(source))
-    return digest(*(part.encode() for pair in inputs for part in pair))
-
-
-def name_of(path: Path) -> str:
-    return path.resolve().relative_to(ROOT).as_posix()
-
-
 def run(command: Sequence[str | Path]) -> str:
     """What it prints; SystemExit if it fails."""
     done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command, cwd=cuda_sources.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}")
@@ -169,10 +97,11 @@ def make_ptx(nvcc: str, version: bytes, source: Path, architecture: str) -> Path
         partial, dependencies = ptx.with_suffix(f".{os.getpid()}"), ptx.with_suffix(f".{os.getpid()}.d")
         run([nvcc, *flags, "-ptx", "-MD", "-MF", dependencies, source.resolve(), "-o", partial])
         read = {
-            (ROOT / name).resolve() for name in dependencies.read_text().replace("\\\n", " ").partition(":")[2].split()
+            (cuda_sources.ROOT / name).resolve()
+            for name in dependencies.read_text().replace("\\\n", " ").partition(":")[2].split()
         }
         dependencies.unlink()
-        if unknown := {path for path in read if path.is_relative_to(ROOT)} - set(inputs_of(source)):
+        if unknown := {path for path in read if path.is_relative_to(cuda_sources.ROOT)} - set(inputs_of(source)):
             sys.exit(f"{name_of(source)} includes {', '.join(sorted(map(name_of, unknown)))}, which `included` misses")
         partial.write_text(
             re.sub(r"^\.version .*$", f".version {PTX_VERSION}", partial.read_text(), flags=re.MULTILINE)
@@ -194,11 +123,6 @@ def complaints_of(ptxas: Path, ptx: Path, architecture: str) -> list[str]:
     if not found:
         passed.touch()
     return found
-
-
-def all_sources() -> list[Path]:
-    """The kernels of the library."""
-    return sorted((ROOT / "cuda").rglob("*.cu"))
 
 
 def entry(source: Path, architecture: str) -> str:

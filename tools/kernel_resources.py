@@ -1,8 +1,11 @@
 """Registers and shared memory of every CUDA kernel, and rules for their machine code, read from the built library.
 
     python tools/kernel_resources.py            checks the rules
-    python tools/kernel_resources.py --write    also writes the tables in docs/measurements/kernels.md
+    python tools/kernel_resources.py --write    also writes the tables in docs/measurements/kernels.md, and which
+                                                sources have passed into machine_code_passed.json
     python tools/kernel_resources.py --loops    prints what docs/measurements/kernels.md counts of each kernel's loop
+    python tools/kernel_resources.py --passed   fails where the sources at hand, nvcc or the rules are not those that
+                                                have passed, and names one that is another: .ci/run then builds them
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
 16-byte loads or copies, and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -26,8 +30,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import cuda_sources
+from cuda_sources import digest, digest_of, name_of
 from sass import Kernel, asked_bytes, num_mma, read_kernels
 
+PASSED = Path(__file__).with_name("machine_code_passed.json")  # {file of the project, or nvcc: digest}
 DOCS = Path(__file__).parents[1] / "docs/measurements/kernels.md"
 ALL_KERNELS, ATTENTION = "kernel resources", "attention registers"  # tables: <!-- name: begin --> .. <!-- name: end -->
 
@@ -158,6 +165,28 @@ def check_wait(name: str, kernel: Kernel) -> Iterator[str]:
         yield "asks for no weight before it waits"
 
 
+def made_from() -> dict[str, str]:
+    """A digest of each source of the CUDA library with what it includes, and of all else that decides what is built and
+    whether it passes.
+    """
+    sources = [*cuda_sources.all_sources(), *cuda_sources.host_sources()]
+    rules = [cuda_sources.ROOT / name for name in ("cuda/meson.build", "tools/kernel_resources.py", "tools/sass.py")]
+    version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    return {
+        "nvcc": digest(version.encode()),
+        **{name_of(path): digest(path.read_bytes()) for path in rules},
+        **{name_of(path): digest_of(path) for path in sources},
+    }
+
+
+def check_passed() -> None:
+    passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}
+    now = made_from()
+    if others := sorted(name for name in now.keys() | passed.keys() if now.get(name) != passed.get(name)):
+        sys.exit(f"not what has passed, as {PASSED.name} tells: {', '.join(others)}")
+    print(f"nvcc, {len(now) - 1} files and the rules are those that have passed, as {PASSED.name} tells")
+
+
 def make_loop_table(kernels: Iterable[Kernel]) -> str:
     """The loop that has a kernel's work, by architecture: instructions (products of tensor cores, bytes of device
     memory that a thread asks for).
@@ -227,7 +256,11 @@ def main() -> None:
     parser.add_argument("library", type=Path, nargs="?", help="default: that of the installed package")
     parser.add_argument("--write", action="store_true", help="write the tables in docs/measurements/kernels.md")
     parser.add_argument("--loops", action="store_true", help="print what is counted of loops, and check nothing")
+    parser.add_argument("--passed", action="store_true", help=f"compare with {PASSED.name}, and read no library")
     args = parser.parse_args()
+    if args.passed:
+        check_passed()
+        return
     tool, library = find_tool(), args.library or find_library()
     if args.loops:
         print(make_loop_table(read_kernels(read_code(tool, library))))
@@ -239,6 +272,8 @@ def main() -> None:
     faults = check_code(read_code(tool, library))
     if faults:
         sys.exit("\n".join(faults))
+    if args.write:
+        PASSED.write_text(json.dumps(made_from(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

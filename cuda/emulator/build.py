@@ -25,12 +25,10 @@ RUNTIME = ("device.cpp", "device_memory.cpp", "fiber.cpp", "report.cpp", "schedu
 Sanitizer = Literal["address", "thread"]
 
 # In kernels reading a uint4 as eight bf16 breaks silently at -O2, or with strict aliasing. GNU unique symbols would be
-# shared between the libraries that a test process loads. -g1 is what reports of sanitizers need; -g takes half as long
-# again to compile.
+# shared between the libraries that a test process loads.
 COMMON = [
     "-std=c++20",
     "-O1",
-    "-g1",
     "-fPIC",
     "-fno-gnu-unique",
     "-fno-strict-aliasing",
@@ -39,10 +37,11 @@ COMMON = [
     "-DINFINILM_CUDA_EMULATOR",
 ]
 KERNEL = ["-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-psabi", "-Wno-tsan"]
+LINES = "-g1"  # what reports of sanitizers need; it takes a tenth longer to compile, and -g half as long again
 SANITIZE: dict[str, list[str]] = {
     # alignment: CUDA casts pointers freely; the emulated instructions check what the hardware checks.
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize=alignment,vptr", "-fno-sanitize-recover=undefined"],
-    "thread": ["-fsanitize=thread"],
+    "address": [LINES, "-fsanitize=address,undefined", "-fno-sanitize=alignment,vptr", "-fno-sanitize-recover=undefined"],
+    "thread": [LINES, "-fsanitize=thread"],
 }
 LAUNCHER = ["ccache"] if shutil.which("ccache") else []
 TOLD = {"address": ["-DINFINILM_EMULATOR_ASAN"], "thread": ["-DINFINILM_EMULATOR_TSAN"]}
@@ -93,7 +92,7 @@ def build(
     kernel = [*COMMON, *KERNEL, *include, *(f"-D{macro}" for macro in defines), *SANITIZE.get(sanitize or "", [])]
     told = TOLD.get(sanitize or "", []) + (["-DINFINILM_EMULATOR_UCONTEXT"] if ucontext else [])
     # Threads meet in the runtime all the time: -O2 takes a quarter off a step of a model.
-    runtime = [*COMMON, "-O2", "-g0", *include, *told]
+    runtime = [*COMMON, "-O2", *include, *told]
     link = [_compiler(), "-shared", "-Wl,-Bsymbolic", *SANITIZE.get(sanitize or "", []), "-pthread", "-ldl"]
     stem = Path(sources[0]).stem if sources else "emulator"
     unity = out / "emulator.cpp"  # one unit: the headers are parsed once, which is most of the time

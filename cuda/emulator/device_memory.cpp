@@ -1,7 +1,7 @@
 // Device and pinned memory. One reserved range of addresses, mapped to an empty file: any access to a part that is not
-// allocated faults even while the range is open, so guards and freed memory cost nothing. An allocation ends
-// at the end of a page, bar rounding to 256 bytes; the slack holds a canary, and AddressSanitizer guards it. Addresses
-// are reused as late as possible. Contents start as ones (NaN).
+// allocated faults even while the range is open, so freed memory costs nothing. An allocation ends at the end of a
+// page, bar rounding to 256 bytes, and a guard page follows; the slack holds a canary, and AddressSanitizer guards it.
+// Addresses are reused as late as possible. Contents start as ones (NaN).
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ constexpr size_t kPage = 4096, kReserved = size_t{1} << 35;
 struct Allocation {
     uint8_t* start;
     size_t bytes;
-    uint8_t* pages;  // the pages around it, without the guard behind
+    uint8_t* pages;  // the pages around it, without the guard page behind
     size_t page_bytes;
 };
 
@@ -46,8 +46,11 @@ struct Memory {
         install_signal_handlers();
     }
     int protection() const { return open ? PROT_READ | PROT_WRITE : PROT_NONE; }
-    void set_open(bool now) {  // slow: a mapping or two for each allocation
-        if (std::exchange(open, now) != now) mprotect(base, top, protection());
+    void set_open(bool now) {  // takes a time for each mapping between the first live allocation and the last one
+        if (std::exchange(open, now) == now || live.empty()) return;
+        uint8_t* first = live.begin()->second.pages;
+        const Allocation& last = live.rbegin()->second;
+        mprotect(first, static_cast<size_t>(last.pages + last.page_bytes - first), protection());
     }
 
     // Pages never used, else the oldest freed ones that are large enough.
@@ -70,6 +73,22 @@ Memory& memory() {
     return *m;
 }
 
+// Maps pages and the guard behind them to the empty file, which neighbours that are free are mapped to as well.
+void unmap(const Memory& m, uint8_t* pages, size_t bytes) {
+    mmap(pages, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, m.empty_file, pages - m.base);
+}
+
+// A page that faults within a mapping (Linux 6.13): allocations that are neighbours stay one mapping. Before that it
+// needs a mapping of its own.
+void guard(const Memory& m, uint8_t* page) {
+#ifdef MADV_GUARD_INSTALL
+    constexpr int kInstall = MADV_GUARD_INSTALL;
+#else
+    constexpr int kInstall = 102;  // of the kernel, which the C library's headers may be older than
+#endif
+    if (madvise(page, kPage, kInstall) != 0) unmap(m, page, kPage);
+}
+
 template <class Map>
 auto find_in(Map& map, const uint8_t* pointer) {
     auto next = map.upper_bound(pointer);
@@ -88,10 +107,11 @@ cudaError_t allocate(void** pointer, size_t bytes) {
     if (m.used_bytes + rounded > device_memory_bytes()) return cudaErrorMemoryAllocation;
     uint8_t* pages = m.take_pages(page_bytes);
     if (!pages) return cudaErrorMemoryAllocation;
-    if (mmap(pages, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-             0) == MAP_FAILED)
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(pages, page_bytes + kPage, PROT_READ | PROT_WRITE, kFlags, -1, 0) == MAP_FAILED)
         return cudaErrorMemoryAllocation;
-    madvise(pages, page_bytes, MADV_HUGEPAGE);  // fewer to fill, and to open and close
+    madvise(pages, page_bytes + kPage, MADV_HUGEPAGE);  // fewer to fill, and to open and close
+    guard(m, pages + page_bytes);
     const Allocation a{pages + page_bytes - rounded, bytes, pages, page_bytes};
     unpoison(pages, page_bytes);
     memset(pages, kCanary, page_bytes);
@@ -100,7 +120,7 @@ cudaError_t allocate(void** pointer, size_t bytes) {
     unpoison(a.start, bytes);
     m.live[a.start] = a;
     m.used_bytes += rounded;
-    mprotect(pages, page_bytes, m.protection());
+    mprotect(pages, page_bytes + kPage, m.protection());
     *pointer = a.start;
     return cudaSuccess;
 }
@@ -113,7 +133,7 @@ cudaError_t release_allocation(void* pointer) {
     m.live.erase(found);
     m.used_bytes -= align_up(a.bytes, 256);
     poison(a.pages, a.page_bytes);
-    mmap(a.pages, a.page_bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, m.empty_file, a.pages - m.base);
+    unmap(m, a.pages, a.page_bytes + kPage);
     m.freed.push_back(a);
     return cudaSuccess;
 }

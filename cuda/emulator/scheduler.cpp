@@ -126,7 +126,7 @@ void make_fibers(Grid& grid) {
             // their stacks would be in one set of the cache, which holds 8 or 12 lines.
             prepare(thread.fiber, stack, bytes - thread.where.linear % 32 * 128, thread_main);
             stack += stride;
-            if (thread.where.linear % 32 == 0) warps.emplace_back();
+            if (thread.where.linear % 32 == 0) warps.emplace_back().reserve(32);
             warps.back().push_back(&thread);
         }
     if (grid.order == Order::random) std::shuffle(warps.begin(), warps.end(), grid.random);
@@ -262,6 +262,7 @@ bool eager() { return running->eager; }
 
 void block_on(Waiters& waiters, const void* object, std::string (*describe)(const Thread&)) {
     Thread& thread = current();
+    if (waiters.empty()) waiters.reserve(32);  // as many as a warp has wait for the same, and often
     waiters.push_back(&thread);
     thread.waits_for = object;
     thread.describe = describe;

@@ -172,6 +172,7 @@ void async_push(Queue queue, void (*run)(const void* action), const void* action
     Quiet quiet;
     using Head = AsyncQueue::Head;
     std::vector<Head>& actions = queue_of(current(), queue).actions;
+    if (actions.empty()) actions.reserve(32);  // one allocation instead of six, for each of many threads
     const size_t place = actions.size(), heads = (bytes + sizeof(Head) - 1) / sizeof(Head);
     actions.resize(place + 1 + heads);
     actions[place] = {run, heads};
@@ -204,6 +205,7 @@ unsigned async_pending(Queue queue) {
 
 void thread_exits(Thread& thread) {
     if (!thread.accumulators.empty()) fail("async-in-flight", "the thread exits with wgmma it has not waited for");
+    if (queue_of(thread, Queue::copy).actions.empty()) return;  // most threads never copy, and each would allocate
     async_commit(Queue::copy);
     async_wait(Queue::copy, 0);
     Quiet quiet;

@@ -6,7 +6,7 @@ Programs that print what ptxas prints stand for the compilers.
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import re
 import shutil
 import subprocess
@@ -16,7 +16,6 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tools/check_ptx.py"
 FINE = """\
 ptxas info    : Compiling entry function 'norm' for 'sm_90a'
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
@@ -26,12 +25,22 @@ ptxas info    : Used 168 registers, used 16 barriers, 1024 bytes smem
 
 @pytest.fixture
 def check_ptx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_ptx", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    module = importlib.import_module("check_ptx")
     monkeypatch.setattr(module, "CACHE", tmp_path)
     return module
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("cuda_sources")
+
+
+@pytest.fixture
+def elsewhere(sources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another project, in tmp_path."""
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -90,22 +99,22 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ 
 
 
 @needs_compiler
-def test_a_source_is_made_from_what_it_includes(check_ptx: ModuleType) -> None:
-    known = {check_ptx.name_of(source): check_ptx.inputs_of(source) for source in check_ptx.all_sources()}
-    assert {name: {check_ptx.name_of(path) for path in paths} for name, paths in known.items()} == dependencies()
+def test_a_source_is_made_from_what_it_includes(sources: ModuleType) -> None:
+    known = {sources.name_of(source): sources.inputs_of(source) for source in sources.all_sources()}
+    assert {name: {sources.name_of(path) for path in paths} for name, paths in known.items()} == dependencies()
 
 
 @needs_compiler
-def test_a_changed_file_makes_its_users_stale(check_ptx: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("elsewhere")
+def test_a_changed_file_makes_its_users_stale(check_ptx: ModuleType, sources: ModuleType, tmp_path: Path) -> None:
     """They, and no others, have another digest."""
-    check_ptx.ROOT = tmp_path
     for top in ("cuda", "src"):
         shutil.copytree(ROOT / top, tmp_path / top)
 
     def digests() -> dict[str, str]:
         return {
             source.relative_to(tmp_path).as_posix(): check_ptx.made_from(source, "90a", b"nvcc 13")
-            for source in check_ptx.all_sources()
+            for source in sources.all_sources()
         }
 
     before = digests()
@@ -123,20 +132,20 @@ def test_a_changed_file_makes_its_users_stale(check_ptx: ModuleType, tmp_path: P
     assert 0 < stale_by["cuda/attention/rope.cuh"] < len(before) == stale_by["cuda/core/types.h"]
 
 
-def test_a_comment_makes_no_file_stale(check_ptx: ModuleType) -> None:
+def test_a_comment_makes_no_file_stale(sources: ModuleType) -> None:
     """Comments are taken out, and what looks like one in a string or between digits is not."""
     code = "int a = 1'000; // one\nconst char* url = \"http://x\"; /* two\nlines */ char quote = '\"'; // three\n\n"
-    assert check_ptx.code_of(code) == "int a = 1'000;\nconst char* url = \"http://x\";   char quote = '\"';"
-    assert check_ptx.code_of("// another\n" + code.replace("one", "1")) == check_ptx.code_of(code)
-    assert check_ptx.code_of(code.replace("http://x", "http://y")) != check_ptx.code_of(code)
+    assert sources.code_of(code) == "int a = 1'000;\nconst char* url = \"http://x\";   char quote = '\"';"
+    assert sources.code_of("// another\n" + code.replace("one", "1")) == sources.code_of(code)
+    assert sources.code_of(code.replace("http://x", "http://y")) != sources.code_of(code)
 
 
-def test_what_the_emulator_has_makes_no_file_stale(check_ptx: ModuleType) -> None:
+def test_what_the_emulator_has_makes_no_file_stale(sources: ModuleType) -> None:
     """Its branches are left out, whichever comes first, and those of other conditions are not."""
     code = "#if A\nint a;\n#else\nint b;\n#endif"
-    assert check_ptx.code_of(code) == code
-    assert check_ptx.code_of(f"{EMULATED}int c;\n{code}\n#else\n{code}\n#endif") == code
-    assert check_ptx.code_of(f"{EMULATED.replace('ifdef', 'ifndef')}{code}\n#else\nint c;\n#endif") == code
+    assert sources.code_of(code) == code
+    assert sources.code_of(f"{EMULATED}int c;\n{code}\n#else\n{code}\n#endif") == code
+    assert sources.code_of(f"{EMULATED.replace('ifdef', 'ifndef')}{code}\n#else\nint c;\n#endif") == code
 
 
 def test_all_else_that_decides_is_in_the_digest(check_ptx: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,13 +159,14 @@ def test_all_else_that_decides_is_in_the_digest(check_ptx: ModuleType, monkeypat
     assert len(seen) == 7
 
 
-def test_every_kernel_of_the_library_is_checked(check_ptx: ModuleType) -> None:
+def test_every_kernel_of_the_library_is_checked(sources: ModuleType) -> None:
     meson = (ROOT / "cuda/meson.build").read_text()
     built = {name.rpartition("/")[2] for name in re.findall(r"'([\w/]+)'", meson)}
-    checked = set(check_ptx.all_sources())
+    checked = set(sources.all_sources())
     assert checked == set((ROOT / "cuda").rglob("*.cu")) and {path.stem for path in checked} <= built
 
 
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize(
     ("text", "files"),
     [
@@ -170,8 +180,7 @@ def test_every_kernel_of_the_library_is_checked(check_ptx: ModuleType) -> None:
         ("#include HEADER", "cannot tell which file"),
     ],
 )
-def test_which_files_are_included(check_ptx: ModuleType, tmp_path: Path, text: str, files: str) -> None:
-    check_ptx.ROOT = tmp_path
+def test_which_files_are_included(sources: ModuleType, tmp_path: Path, text: str, files: str) -> None:
     (tmp_path / "cuda").mkdir()
     for name in ("b.h", "c.h"):
         (tmp_path / "cuda" / name).touch()
@@ -179,14 +188,14 @@ def test_which_files_are_included(check_ptx: ModuleType, tmp_path: Path, text: s
     source.write_text(text)
     if " " in files:
         with pytest.raises(SystemExit, match=files):
-            check_ptx.included(source)
+            sources.included(source)
     else:
-        assert [path.stem for path in check_ptx.included(source)] == list(files)
+        assert [path.stem for path in sources.included(source)] == list(files)
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_a_header_that_the_digest_lacks(check_ptx: ModuleType, tmp_path: Path) -> None:
     """The compiler tells what it has read, so nothing goes past a mistake of `included`."""
-    check_ptx.ROOT = tmp_path
     (tmp_path / "a.cu").touch()
     (tmp_path / "secret.h").touch()
     nvcc = tmp_path / "nvcc"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -142,3 +144,36 @@ def test_loops(kernel_resources: ModuleType) -> None:
         "| `products` | 7 (2, 16) |",
         "| `straight` | 5 (0, 8) |",
     ]
+
+
+def test_what_has_passed_is_compared(
+    kernel_resources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`.ci/run` leaves out the kernels then: whatever may change machine code must be noticed, and named."""
+    files = {
+        "cuda/meson.build": "foreach source : ['host/backend.cpp']",
+        "cuda/rows/norm.cu": '#include "norm.cuh"',
+        "cuda/rows/norm.cuh": "int a;",
+        "cuda/host/backend.cpp": "int b;",
+        "tools/kernel_resources.py": "RULE = 1",
+        "tools/sass.py": "",
+        "nvcc": "#!/bin/sh\necho 13.0\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "nvcc").chmod(0o755)
+    monkeypatch.setattr(kernel_resources.cuda_sources, "ROOT", tmp_path)
+    monkeypatch.setattr(kernel_resources, "PASSED", tmp_path / "passed.json")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    kernel_resources.PASSED.write_text(json.dumps(kernel_resources.made_from()))
+    kernel_resources.check_passed()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\necho 13.1" if name == "nvcc" else f"{text} int another;")
+        told = "cuda/rows/norm.cu" if name.endswith(".cuh") else name
+        with pytest.raises(SystemExit, match=f": {re.escape(told)}$"):
+            kernel_resources.check_passed()
+        (tmp_path / name).write_text(text)
+    (tmp_path / "cuda/rows/new.cu").touch()
+    with pytest.raises(SystemExit, match=r": cuda/rows/new\.cu$"):
+        kernel_resources.check_passed()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[2] / "infinilm"
-TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 MODULES = {"_core", "_source_tree", "_version"}  # modules, which the floors of `test_layers.py` hold
 
 
@@ -47,35 +45,45 @@ def used_names(tree: ast.AST) -> set[tuple[int, str]]:
     return uses
 
 
-DEFINED: dict[str, set[str]] = {}
-for _path, _tree in TREES.items():
-    DEFINED.setdefault(home(_path), set()).update(defined_names(_tree))
+def trees(folder: Path) -> dict[Path, ast.AST]:
+    return {path: ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
 
 
-def reaches(path: Path) -> list[str]:
-    """Uses of private names that only other packages define."""
-    here = home(path)
-    elsewhere: set[str] = set().union(*(names for name, names in DEFINED.items() if name != here))
-    foreign = elsewhere - DEFINED[here]
-    return [f"{path.name}:{line}: {name}" for line, name in sorted(used_names(TREES[path])) if name in foreign]
+@cache
+def package() -> tuple[dict[Path, ast.AST], dict[str, set[str]]]:
+    """The files of `infinilm`, and the private names that each of its packages defines."""
+    defined: dict[str, set[str]] = {}
+    files = trees(PACKAGE)
+    for path, tree in files.items():
+        defined.setdefault(home(path), set()).update(defined_names(tree))
+    return files, defined
 
 
-@pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_package_uses_private_names_of_another(path: Path) -> None:
-    assert not reaches(path)
+def test_no_package_uses_private_names_of_another() -> None:
+    files, defined = package()
+    foreign = {here: set().union(*(names for name, names in defined.items() if name != here)) for here in defined}
+    assert [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path, tree in files.items()
+        for line, name in sorted(used_names(tree))
+        if name in foreign[home(path)] - defined[home(path)]
+    ] == []
 
 
-SCRIPTS = {path: ast.parse(path.read_text()) for path in sorted((PACKAGE.parent / "bench").glob("*.py"))}
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_benchmarks_use_public_names(path: Path) -> None:
-    own: set[str] = set().union(*map(defined_names, SCRIPTS.values()))
-    foreign = set().union(*DEFINED.values()) - own
-    assert [name for _, name in sorted(used_names(SCRIPTS[path])) if name in foreign] == []
+def test_benchmarks_use_public_names() -> None:
+    scripts = trees(PACKAGE.parent / "bench")
+    own: set[str] = set().union(*map(defined_names, scripts.values()))
+    foreign = set().union(*package()[1].values()) - own
+    assert [
+        f"{path.name}:{line}: {name}"
+        for path, tree in scripts.items()
+        for line, name in sorted(used_names(tree))
+        if name in foreign
+    ] == []
 
 
 def test_a_private_name_is_found() -> None:
     """`bench` once read the engine of an `LLM` by its private name."""
     assert used_names(ast.parse("llm._engine.time_ops(True)")) == {(1, "_engine")}
-    assert "_engine" in DEFINED["llm"] - DEFINED["bench"]
+    _, defined = package()
+    assert "_engine" in defined["llm"] - defined["bench"]
