@@ -320,10 +320,12 @@ FAMILIES = {
         keys={**_EXPERTS, **_WINDOW, "attention.sliding_window_pattern": As("bool", [True, False, True])}
         | {"rope.freq_base_swa": 10000.0},
     ),
-    "ling2": Rules("bailingmoe2", keys={**_DEEPSEEK, "expert_gating_func": 2}),
+    "ling2": Rules(
+        "bailingmoe2", keys={**_DEEPSEEK, "expert_gating_func": 2}, known={"bos_token_id": 1, "eos_token_id": 2}
+    ),
     "exaone-moe": Rules(
         "exaone-moe",
-        keys={**_DEEPSEEK, **_WINDOW, "expert_gating_func": 2}
+        keys={**_DEEPSEEK, **_WINDOW, "expert_gating_func": 2, "leading_dense_block_count": 1}
         | {"attention.sliding_window_pattern": As("bool", [True, True, True, False]), "nextn_predict_layers": 1},
     ),
     "ling1": Rules(
@@ -568,13 +570,13 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             if name.endswith("e_score_correction_bias"):
                 yield name.replace("_bias", ".bias"), array  # ERNIE's is the one row of a matrix
                 continue
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "router_bias")):
                 yield f"{name}.bias", array
                 continue
             if name.endswith("norm.weight"):
                 array = array + np.float32(rules.norm_offset)
             if name.endswith(("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")):
-                heads = text["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+                heads = text.get("num_attention_heads" if ".q_proj" in name else "num_key_value_heads")
                 if rules.permuted:
                     array = interleave(array, len(array) // heads)
                 elif rules.arch == "glm4" and "mrope_section" in (text.get("rope_scaling") or {}):
