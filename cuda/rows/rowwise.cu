@@ -72,7 +72,8 @@ cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
 
 // ---- act_mul ----------------------------------------------------------------------------------------------------
 
-// gelu, quick_gelu, relu, xielu, clamped_silu or softplus of a stored value, times up. No linear joins them, so they are here alone.
+// gelu, quick_gelu, relu, xielu, clamped_silu or softplus of a stored value, times up. No linear joins them, so they
+// are here alone.
 __device__ __forceinline__ float apart_mul(const ActMulArgs& args, float gate, float up) {
     const Activation activation = args.activation;
     if (activation == Activation::xielu) {

@@ -543,7 +543,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             defaults={"attention_value_scale": 1.0, "first_k_dense_replace": 0, "rope_local_base_freq": 10000.0},
             neutral=_SIGMOID,
         ),
-        # Of layers without a window RoPE turns half of a head, which files do not say: llama.cpp's src/models/step35.cpp.
+        # RoPE turns half of a head in layers without a window, which files do not say: llama.cpp's
+        # src/models/step35.cpp.
         "step35": Architecture(
             "step3p5",
             layers="heads",

@@ -362,10 +362,10 @@ struct ExpertsParams {
     TensorView out;               // [num_tokens, hidden_size] activation; may be x or shared
     // Scratch [num_tokens * top_k, intermediate_size] activation; twice as wide where act_mul alone joins gate and up.
     TensorView inner;
-    TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
-    TensorView lists = {};        // scratch [num_tokens * top_k, expert_list_ints] int32, which a CPU does not need
-    bool weigh_inputs = false;    // the sum is of down(gate_up(weights[t, k] * x[t]))
-    float limit = 0;              // of clamped_silu
+    TensorView parts;           // scratch [num_tokens * top_k, hidden_size] activation
+    TensorView lists = {};      // scratch [num_tokens * top_k, expert_list_ints] int32, which a CPU does not need
+    bool weigh_inputs = false;  // the sum is of down(gate_up(weights[t, k] * x[t]))
+    float limit = 0;            // of clamped_silu
     bool joins_apart() const { return experts.gated && is_apart(activation); }
 };
 inline constexpr int64_t expert_list_ints = 12;

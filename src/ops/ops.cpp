@@ -391,7 +391,10 @@ void act_mul(Backend& backend, const ActMulParams& p) {
     const int64_t columns = p.gate_up.ndim() == 2 ? p.gate_up.shape(1) : 0;
     const bool is_shared = p.up && is_gate(p.activation) && columns > 0 && size % columns == 0;
     const bool gate_alone = columns == size || is_shared;
-    check.tensor("gate_up", p.gate_up, {"num_tokens", is_shared ? columns : gate_alone ? size : 2 * size},
+    check.tensor("gate_up", p.gate_up,
+                 {"num_tokens", is_shared    ? columns
+                                : gate_alone ? size
+                                             : 2 * size},
                  check.activation);
     if (p.up) {
         check.require(gate_alone, "up: it is behind gate already");

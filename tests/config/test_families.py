@@ -1103,11 +1103,11 @@ def test_lists_of_step_become_numbers_of_kinds_of_layers() -> None:
     [
         ({"rope_theta": [1e4, 1e4, 2e4]}, "rope_theta must have a number for each of the 3 layers, the same for all"),
         ({"moe_layers_enum": "one"}, "moe_layers_enum must be a list of numbers of layers"),
-        ({"per_layer_config": {"0": {"num_attention_heads": 4}}}, "per_layer_config: only num_attention_heads can differ"),
+        ({"per_layer_config": {"0": {"num_attention_heads": 4}}}, "per_layer_config: only num_attention_heads can"),
         ({"attention_other_setting": {"head_dim": 64}}, "attention_other_setting: head_dim must be 128; got 64"),
         ({"swiglu_limits": [1.0]}, "swiglu_limits must be null or a list of num_hidden_layers = 3 numbers >= 0"),
-        ({"swiglu_limits": [1.0] * 3, "hidden_act": "gelu"}, "swiglu_limits are limits of silu, and hidden_act is 'gelu'"),
-        ({"swa_num_attention_heads": 9}, r"swa_num_attention_heads \(9\) must be a multiple of num_key_value_heads \(4\)"),
+        ({"swiglu_limits": [1.0] * 3, "hidden_act": "gelu"}, "swiglu_limits are limits of silu, and hidden_act"),
+        ({"swa_num_attention_heads": 9}, r"swa_num_attention_heads \(9\) must be a multiple of"),
     ],
 )  # fmt: skip
 def test_bad_values_of_step(values: dict[str, object], message: str) -> None:
@@ -1148,7 +1148,10 @@ def test_heads_and_gates_of_laguna() -> None:
     values = {"model_type": "laguna", "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
     config = LlamaConfig.from_dict({**values, "num_attention_heads_per_layer": [16, 24], "gating": "per-element"})
     mixers = [layer.mixer for layer in build_spec(config, dtype="float32", max_model_len=8).layers]
-    assert [(own.num_heads, own.gate_by_head, own.softplus_gate) for own in mixers] == [(16, False, True), (24, False, True)]
+    assert [(own.num_heads, own.gate_by_head, own.softplus_gate) for own in mixers] == [
+        (16, False, True),
+        (24, False, True),
+    ]
     assert build_spec(LlamaConfig.from_dict(values), dtype="float32", max_model_len=8).layers[0].mixer.gate_by_head
     for key, value in (("gating", "none"), ("num_attention_heads_per_layer", [16])):
         with pytest.raises(ConfigError, match=key):

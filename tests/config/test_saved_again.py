@@ -21,7 +21,13 @@ transformers = pytest.importorskip("transformers")
 KNOWN = [name for name in GOLDENS if config_of(name)["model_type"] in transformers.CONFIG_MAPPING]
 OF_EACH_LAYER = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "moe_topk", "indexer_types")
 OF_EACH_LAYER += ("activation_sparsity_pattern", "intermediate_size", "layer_rope_theta", "moe_layer_freq")
-OF_EACH_LAYER += ("num_attention_heads_per_layer", "swiglu_limits", "swiglu_limits_shared", "rope_theta", "partial_rotary_factors")
+OF_EACH_LAYER += (
+    "num_attention_heads_per_layer",
+    "swiglu_limits",
+    "swiglu_limits_shared",
+    "rope_theta",
+    "partial_rotary_factors",
+)
 
 
 def test_most_families_are_known_to_transformers() -> None:

@@ -417,9 +417,11 @@ def embedding(gpu: Gpu, shapes: list[Shape]) -> None:
             assert np.isnan(decode(got[list(bad)], kind)).all()
 
 
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu", "relu", "xielu")
+ACTIVATIONS += ("clamped_silu", "softplus")  # by their numbers
 ALPHAS = (0.75, 1.25)  # of xielu, exact in float32
 LIMIT = 0.75  # of clamped_silu
-GATES = (4, 10)  # the numbers of sigmoid and softplus among activations
+GATES = (ACTIVATIONS.index("sigmoid"), ACTIVATIONS.index("softplus"))
 
 
 def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
@@ -429,10 +431,7 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
         for kind in KINDS:
             x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
             gate, up = exact[:, :width], exact[:, width:]
-            for number, activation in enumerate(
-                ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu", "relu", "xielu")
-                + ("clamped_silu", "softplus")
-            ):
+            for number, activation in enumerate(ACTIVATIONS):
                 dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
                 alone, apart = of(gpu, x[:, :width], kind, pad), of(gpu, x[:, width:], kind, 8)
                 behind = ctypes.c_void_p((dx.pointer.value or 0) + width * x.itemsize)
@@ -442,7 +441,8 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
                 ):
                     gpu.call(
                         "multiply_gate", frame.pointer, ups, to.pointer, _long(frame.stride), _long(stride),
-                        _long(to.stride), rows, width, number, KINDS.index(kind), *map(ctypes.c_float, (*ALPHAS, LIMIT)), 1,
+                        _long(to.stride), rows, width, number, KINDS.index(kind),
+                        *map(ctypes.c_float, (*ALPHAS, LIMIT)), 1,
                     )  # fmt: skip
                 assert_bitwise(alone.get(), out.get())
                 want = (

@@ -411,9 +411,7 @@ STEP = TensorNames(
         "self_attn.gate_proj": "self_attn.g_proj",
         "mlp.gate": ("moe.gate", "mlp.gate"),
         "mlp.gate.e_score_correction_bias": ("moe.router_bias", "mlp.gate.e_score_correction_bias"),
-        **{
-            name: (name.replace("mlp.shared_expert.", "share_expert."), own) for name, own in _SHARED_EXPERTS.items()
-        },
+        **{name: (name.replace("mlp.shared_expert.", "share_expert."), own) for name, own in _SHARED_EXPERTS.items()},
     },
     stacked={f"moe.{part}_proj.weight": (f"mlp.experts.{{}}.{part}_proj",) for part in ("gate", "up", "down")},
     later_layers=True,

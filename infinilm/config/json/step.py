@@ -1,6 +1,6 @@
-"""Step 3.5 and 3.7, and Laguna, in config.json: lists with an entry for each layer, and what layers with a window have otherwise.
+"""Step 3.5 and 3.7, and Laguna, in config.json: lists of all layers, and what layers with a window have otherwise.
 
-Called by `spellings.unify_names`. Source: configuration_step3p7.py of transformers, and conversion/step3.py of llama.cpp
+Called by `spellings.unify_names`. Source: the configuration files of transformers, and conversion/step3.py of llama.cpp
 for the keys of the hub.
 """
 
@@ -17,8 +17,10 @@ from infinilm.errors import ConfigError
 __all__ = ["layers_of_laguna", "layers_of_step"]
 
 # With an entry for each layer, and then for each layer that guesses at later tokens.
-_LISTS = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared", "rope_theta")
-_LISTS += ("partial_rotary_factors",)
+_LISTS = (
+    *("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared"),
+    *("rope_theta", "partial_rotary_factors"),
+)
 
 
 def layers_of_step(values: dict[str, Any], family: Family) -> None:
@@ -111,7 +113,7 @@ def _heads_of_windows(values: dict[str, Any], kinds: Sequence[str], others: Mapp
     if not given:
         return
     windows = [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
-    own = list(given.values()) if isinstance(given, Mapping) else [None]
+    own: list[Any] = list(given.values()) if isinstance(given, Mapping) else [None]
     layers = sorted(int(key) if str(key).isdecimal() else -1 for key in given)  # transformers pads them: "02", "11"
     is_one = isinstance(own[0], Mapping) and all(part == own[0] for part in own)
     if layers != windows or not is_one or set(own[0]) != {"num_attention_heads"}:

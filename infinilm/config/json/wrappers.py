@@ -72,7 +72,7 @@ WRAPPERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "VoxtralForConditionalGeneration": ("voxtral", _TEXT),
     }
 )
-"""By the name in `architectures`: the `model_type`, and the keys of which one has the configuration of the text part."""
+"""By the name in `architectures`: the `model_type`, and the keys of which one has the text part's configuration."""
 
 # Wrappers with a row of their own, which is of other text parts than these, by their model_type.
 _OTHER_TEXT: Mapping[str, frozenset[str]] = {"Mistral3ForConditionalGeneration": frozenset({"mistral4"})}
@@ -111,7 +111,7 @@ def unwrapped(values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError(f"{key} of {name}, which is its text part, must be an object; got {short_repr(part)}")
     classes = part.get("architectures")
     own = classes[0] if isinstance(classes, list) and classes else None
-    kind = part.get("model_type")
+    kind: Any = part.get("model_type")
     if kind is None and own is None:
         raise ConfigError(f"{key} of {name} has no model_type, which names the family of its text")
     family = family_of(own) if isinstance(own, str) and own in FAMILIES else family_of_model_type(kind)

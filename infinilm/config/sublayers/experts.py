@@ -50,8 +50,8 @@ class ExpertConfig(Sizes):
     router_jitter_noise: float = 0.0  # half the tolerance of "sparse_mixer"
     expert_selection_fn: str = "softmax"  # or "sigmoid"
     shared_expert_combination_strategy: str = "sum"  # or "average": of a token's experts and those of all tokens
-    # Of each layer, what silu of a gate is at most, and up in both directions: of experts, and of MLPs and the expert of
-    # all tokens. None, and 0 or None in them: no limit.
+    # Of each layer, what silu of a gate is at most, and up in both directions: of experts, and of MLPs and the expert
+    # of all tokens. None, and 0 or None in them: no limit.
     swiglu_limits: list[float | None] | None = None
     swiglu_limits_shared: list[float | None] | None = None
 
@@ -111,16 +111,20 @@ def activation_limits(config: ExpertConfig, activation: str) -> tuple[tuple[floa
         if (
             not isinstance(limits, (list, tuple))
             or len(limits) != config.num_hidden_layers
-            or any(isinstance(x, bool) or not isinstance(x, (int, float, type(None))) or not 0 <= (x or 0) < 1e9 for x in limits)
+            or not all(map(_is_limit, limits))
         ):
             raise ConfigError(
-                f"{key} must be null or a list of num_hidden_layers = {config.num_hidden_layers} numbers >= 0, 0 or null "
-                f"for a layer without a limit; got {short_repr(limits)}"
+                f"{key} must be null or a list of num_hidden_layers = {config.num_hidden_layers} numbers >= 0, 0 or "
+                f"null for a layer without a limit; got {short_repr(limits)}"
             )
         if any(limits) and activation != "silu":
             raise ConfigError(f"{key} are limits of silu, and hidden_act is {activation!r}")
         of_keys.append([float(limit or 0) for limit in limits])
     return tuple(zip(*of_keys, strict=True))
+
+
+def _is_limit(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9)
 
 
 def experts_spec(

@@ -79,7 +79,9 @@ def layer_shapes(config: LayerShapeConfig, windows: Sequence[int]) -> tuple[Laye
         raise ConfigError(
             f"num_attention_heads ({heads}) must be a multiple of num_global_key_value_heads ({global_heads})"
         )
-    if (max(heads, window_queries) + 2 * global_heads) * global_dim >= INT_LIMIT or 4 * config.intermediate_size >= INT_LIMIT:
+    if (
+        max(heads, window_queries) + 2 * global_heads
+    ) * global_dim >= INT_LIMIT or 4 * config.intermediate_size >= INT_LIMIT:
         raise ConfigError("a layer has more than 2**31 elements of heads, or of an MLP")
     first_shared = layers - shared
     shapes = []

@@ -69,7 +69,8 @@ void bind_delta_ops(OpsClass& backend) {
             "qkv"_a, "z"_a, "a"_a, "b"_a, "decay_rate"_a, "dt_bias"_a, "norm"_a, "state"_a, "cu_seqlens_q"_a,
             "state_in"_a, "state_out"_a, "gates"_a, "out"_a, "num_k_heads"_a, "eps"_a, "state_tokens"_a = nb::none(),
             "num_replayed"_a = nb::none(), "kv_log"_a = nb::none(), "a_log"_a = nb::none(), "b_log"_a = nb::none(),
-            "by_element"_a = false, "sigmoid_gate"_a = false, "doubled_beta"_a = false, "lower_bound"_a = 0.0f, Release())
+            "by_element"_a = false, "sigmoid_gate"_a = false, "doubled_beta"_a = false, "lower_bound"_a = 0.0f,
+            Release())
         .def(
             "selective_scan",
             [](SharedBackend& shared, const Tensor& xbc, const Tensor& dt, const Tensor& decay_rate,

@@ -56,8 +56,8 @@ void bind_expert_ops(OpsClass& backend) {
                                  .limit = limit});
             },
             "x"_a, "ids"_a, "weights"_a, "gate_up"_a, "down"_a, "out"_a, "inner"_a, "parts"_a, "shared"_a = nb::none(),
-            "shared_gate"_a = nb::none(), "residual"_a = nb::none(), "activation"_a = "silu", "limit"_a = 0.0f, Release(),
-            "gate_up, down: [num_experts], put together for this call.");
+            "shared_gate"_a = nb::none(), "residual"_a = nb::none(), "activation"_a = "silu", "limit"_a = 0.0f,
+            Release(), "gate_up, down: [num_experts], put together for this call.");
 }
 
 }  // namespace infinilm

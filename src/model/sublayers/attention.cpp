@@ -53,7 +53,8 @@ void AttentionSpec::check(const ModelSpec& model) const {
     require_spec(!two_way || (!chunked && own_kv()),
                  "two_way: attention in both directions is not chunked, and has keys and values of its own");
     require_spec(!v_norm || qk_norm == QkNorm::head, "v_norm needs a norm of each head of k");
-    require_spec(output_gate || !(gate_by_head || softplus_gate), "gate_by_head and softplus_gate are of an output_gate");
+    require_spec(output_gate || !(gate_by_head || softplus_gate),
+                 "gate_by_head and softplus_gate are of an output_gate");
     require_spec(clip_qkv >= 0, "clip_qkv must be 0 or positive, got ", clip_qkv);
     require_spec(model.norm_weights || qk_norm == QkNorm::none || qk_norm == QkNorm::turned_heads,
                  "norms of q and k have weights in models whose norms have weights alone");

@@ -32,10 +32,10 @@ struct AttentionSpec {
     int q_rope = -1;         // which turns q, where that is another, or k is not turned; else -1
     int kv_owner = -1;       // the earlier layer whose keys and values it reads; -1: it has its own
     bool qkv_bias = false, out_bias = false;
-    float clip_qkv = 0;        // elements of q, k and v are clipped to [-clip_qkv, clip_qkv]; 0: they stay
-    bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
-    bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
-    bool gate_by_head = false;  // that linear gives one number for each head
+    float clip_qkv = 0;          // elements of q, k and v are clipped to [-clip_qkv, clip_qkv]; 0: they stay
+    bool sinks = false;          // each head has a number that joins the softmax of its scores, with no value
+    bool output_gate = false;    // what attention gives is multiplied by the sigmoid of a linear of its input
+    bool gate_by_head = false;   // that linear gives one number for each head
     bool softplus_gate = false;  // it is softplus, and not sigmoid
     QkNorm qk_norm = QkNorm::none;
     bool v_norm = false;       // RMSNorm of each head of v, without weight

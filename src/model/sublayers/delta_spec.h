@@ -14,9 +14,9 @@ struct DeltaSpec {
     bool by_element = false;               // each row of a state has a decay of its own
     bool apart = false;                    // q, k and v have linears and convolutions of their own
     bool doubled_beta = false;
-    float norm_eps = 0;  // of the norm of what it gives; 0: rms_norm_eps
+    float norm_eps = 0;     // of the norm of what it gives; 0: rms_norm_eps
     float lower_bound = 0;  // of the logarithms of decays, which come through a sigmoid then; 0: there is none
-    int gate_rank = 0;   // with by_element: decays and the gate are made of so many elements each, by a second linear
+    int gate_rank = 0;  // with by_element: decays and the gate are made of so many elements each, by a second linear
 
     int k_size() const { return num_k_heads * k_dim; }
     int v_size() const { return num_v_heads * v_dim; }

@@ -16,7 +16,7 @@ struct MlpSpec {
     Activation activation = Activation::silu;
     // Only what lies this many standard deviations above the mean of its row is left of the gate; absent: all of it.
     std::optional<float> gate_deviations = {};
-    float limit = 0;  // of clamped_silu, and of no other activation
+    float limit = 0;                              // of clamped_silu, and of no other activation
     float in_multiplier = 1, out_multiplier = 1;  // of the norm that it reads, and of what it adds
 
     void check(const ModelSpec& model) const;
