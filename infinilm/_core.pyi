@@ -145,7 +145,7 @@ class Backend:
         A step of alternating updates: x and streams [num_streams, num_tokens, hidden_size], in place.
         """
 
-    def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None, alpha_p: float = 0.0, alpha_n: float = 0.0) -> None: ...
+    def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None, alpha_p: float = 0.0, alpha_n: float = 0.0, limit: float = 0.0) -> None: ...
 
     def clip(self, x: Tensor, out: Tensor, low: float, high: float) -> None:
         """out = min(max(x, low), high); NaN stays."""
@@ -167,12 +167,12 @@ class Backend:
 
     def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2, tolerance: float = 0.0) -> None: ...
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None, activation: str = 'silu', limit: float = 0.0) -> None:
         """gate_up, down: [num_experts], put together for this call."""
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, state_tokens: Tensor | None = None, gate_in: Tensor | None = None, gate_out: Tensor | None = None, bias: Tensor | None = None, num_replayed: Tensor | None = None, x_log: Tensor | None = None, gate_in_log: Tensor | None = None) -> None: ...
 
-    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, kv_log: Tensor | None = None, a_log: Tensor | None = None, b_log: Tensor | None = None, by_element: bool = False, sigmoid_gate: bool = False, doubled_beta: bool = False) -> None: ...
+    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, kv_log: Tensor | None = None, a_log: Tensor | None = None, b_log: Tensor | None = None, by_element: bool = False, sigmoid_gate: bool = False, doubled_beta: bool = False, lower_bound: float = 0.0) -> None: ...
 
     def selective_scan(self, xbc: Tensor, dt: Tensor, decay_rate: Tensor, dt_bias: Tensor, skip: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_groups: int, dt_multiplier: float = 1.0, dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, state_tokens: Tensor | None = None, num_replayed: Tensor | None = None, xb_log: Tensor | None = None, dt_log: Tensor | None = None) -> None: ...
 
@@ -215,7 +215,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, clip_qkv: float = 0.0, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, clip_qkv: float = 0.0, sinks: bool = False, output_gate: bool = False, gate_by_head: bool = False, softplus_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -326,6 +326,20 @@ class AttentionSpec:
     def output_gate(self, arg: bool, /) -> None: ...
 
     @property
+    def gate_by_head(self) -> bool:
+        """That linear gives one number for each head."""
+
+    @gate_by_head.setter
+    def gate_by_head(self, arg: bool, /) -> None: ...
+
+    @property
+    def softplus_gate(self) -> bool:
+        """It is softplus, and not sigmoid."""
+
+    @softplus_gate.setter
+    def softplus_gate(self, arg: bool, /) -> None: ...
+
+    @property
     def qk_norm(self) -> str:
         """none, head, all, head_behind_rope, turned_heads or layer_of_heads."""
 
@@ -412,7 +426,7 @@ class IndexerSpec:
 class LatentSpec:
     """Attention whose keys and values are made of a latent of each token."""
 
-    def __init__(self, num_heads: int = 0, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0, softmax_scale: float = 0.0, rope: int = -1, q_scale: int = -1, latent_bias: bool = False, out_bias: bool = False, indexer: IndexerSpec | None = None) -> None: ...
+    def __init__(self, num_heads: int = 0, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0, softmax_scale: float = 0.0, rope: int = -1, q_scale: int = -1, latent_bias: bool = False, out_bias: bool = False, head_gate: bool = False, indexer: IndexerSpec | None = None) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -495,6 +509,13 @@ class LatentSpec:
     def out_bias(self, arg: bool, /) -> None: ...
 
     @property
+    def head_gate(self) -> bool:
+        """What a head gives is multiplied by the sigmoid of a linear."""
+
+    @head_gate.setter
+    def head_gate(self, arg: bool, /) -> None: ...
+
+    @property
     def indexer(self) -> IndexerSpec | None:
         """By which each token chooses what it reads; None: it reads all."""
 
@@ -514,7 +535,7 @@ class LatentSpec:
 class DeltaSpec:
     """A causal convolution and the gated delta rule."""
 
-    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0, by_element: bool = False, apart: bool = False, doubled_beta: bool = False, norm_eps: float = 0.0, gate_rank: int = 0) -> None: ...
+    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0, by_element: bool = False, apart: bool = False, doubled_beta: bool = False, norm_eps: float = 0.0, lower_bound: float = 0.0, gate_rank: int = 0) -> None: ...
 
     @property
     def num_k_heads(self) -> int:
@@ -576,6 +597,15 @@ class DeltaSpec:
 
     @norm_eps.setter
     def norm_eps(self, arg: float, /) -> None: ...
+
+    @property
+    def lower_bound(self) -> float:
+        """
+        Of the logarithms of decays, which come through a sigmoid then; 0: there is none.
+        """
+
+    @lower_bound.setter
+    def lower_bound(self, arg: float, /) -> None: ...
 
     @property
     def gate_rank(self) -> int:
@@ -738,7 +768,7 @@ class MambaSpec:
 class MlpSpec:
     """down(activation(gate) * up), or down(activation(up))."""
 
-    def __init__(self, intermediate_size: int = 0, bias: bool = False, down_bias: bool = False, gated: bool = True, activation: str = 'silu', gate_deviations: float | None = None, in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
+    def __init__(self, intermediate_size: int = 0, bias: bool = False, down_bias: bool = False, gated: bool = True, activation: str = 'silu', gate_deviations: float | None = None, limit: float = 0.0, in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
 
     @property
     def intermediate_size(self) -> int: ...
@@ -781,6 +811,15 @@ class MlpSpec:
 
     @gate_deviations.setter
     def gate_deviations(self, value: float | None) -> None: ...
+
+    @property
+    def limit(self) -> float:
+        """
+        Of clamped_silu: what silu of the gate is at most, and up in both directions.
+        """
+
+    @limit.setter
+    def limit(self, arg: float, /) -> None: ...
 
     @property
     def in_multiplier(self) -> float:

@@ -82,10 +82,10 @@ REFUSED: tuple[Refused, ...] = (
         "MiMoV2FlashForCausalLM",
     ),
     Refused(
-        "BailingHybridForCausalLM KimiK3ForCausalLM",
-        "other delta rules: decays with a lower bound (`kda_lower_bound`) and a gate of each head of latent attention",
-        "KimiLinearForCausalLM",
-        "bailingmoe3",
+        "KimiK3ForConditionalGeneration KimiK3ForCausalLM",
+        "sublayers that read what earlier layers gave, by attention over layers (`attn_res_block_size`), and an "
+        "activation of their own (`situ`)",
+        "BailingHybridForCausalLM",
     ),
     Refused(
         "DeepseekV4ForCausalLM Qwen4ExpForCausalLM",
@@ -131,9 +131,9 @@ REFUSED: tuple[Refused, ...] = (
         "Qwen3VLMoeForConditionalGeneration",
     ),
     Refused(
-        "Phi4MMForCausalLM Phi4MultimodalForCausalLM",
+        "Phi4MMForCausalLM",
         "linears that have adapters of their own for images and speech beside them (`vision_lora`, `speech_lora`)",
-        "Phi3ForCausalLM",
+        "Phi4MultimodalForCausalLM",
     ),
     Refused(
         "Ernie4_5_VLMoeForConditionalGeneration",

@@ -65,6 +65,8 @@ WITHOUT_GOLDEN = {
     "OwnVectorsSpec.activation=relu2": _ONLY_GELU,
     "OwnVectorsSpec.activation=xielu": "it has weights of its own there, which these vectors have not",
     "OwnVectorsSpec.activation=clamped_swiglu": _ONLY_GELU,
+    "OwnVectorsSpec.activation=clamped_silu": _ONLY_GELU,
+    **dict.fromkeys(("MlpSpec.activation=softplus", "OwnVectorsSpec.activation=softplus"), _NOT_OF_MLPS),
 }
 """{fact: why no golden has it}: what a specification can say and no family does."""
 

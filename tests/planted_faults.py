@@ -434,7 +434,7 @@ _CPP_MODEL = (
     Fault(
         "MLPs use silu where hooks look",
         f"{_KINDS}/mlp.cpp",
-        "{.gate_up = gate_up, .out = inner, .activation = ⟦activation_⟧, .alpha_p",
+        ".activation = ⟦activation_⟧,\n                             .alpha_p",
         "Activation::silu",
         _sites("gemma2"),
     ),
@@ -462,7 +462,7 @@ _CPP_MODEL = (
     Fault(
         "experts weigh what they give",
         f"{_KINDS}/experts.cpp",
-        ".weigh_inputs = ⟦spec_.weigh_inputs⟧}",
+        ".weigh_inputs = ⟦spec_.weigh_inputs⟧,",
         "false",
         _sites("llama4"),
     ),

@@ -171,6 +171,9 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "granitemoe": transformers.GraniteMoeConfig(),
         "granitemoeshared": transformers.GraniteMoeSharedConfig(),
         "axk1": transformers.AXK1Config(),
+        "bailing_hybrid": transformers.BailingHybridConfig(),
+        "glm_ocr": transformers.GlmOcrConfig().text_config,
+        "phi4_multimodal": transformers.Phi4MultimodalConfig(),
     }
     keys = (
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

@@ -296,6 +296,7 @@ struct TileLoads {
             *reinterpret_cast<float4*>(to.key(token, 1, group) + i) = four(y, scale_k);
         }
         const auto decay_of = [&](float step) {
+            if (p.lower_bound < 0.0f) return expf(p.lower_bound / (1.0f + expf(__fmul_rn(p.decay_rate[head], step))));
             const float softplus = fmaxf(step, 0.0f) + log1pf(expf(-fabsf(step)));
             return expf(__fmul_rn(p.decay_rate[head], softplus));
         };

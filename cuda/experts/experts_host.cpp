@@ -94,7 +94,7 @@ cudaError_t run_route(const RouteParams& p, cudaStream_t stream) {
 }
 
 cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t stream,
-                        const std::function<cudaError_t()>& activate) {
+                        const std::function<cudaError_t(const TensorView& inner)>& activate) {
     const auto& experts = static_cast<const CudaExperts&>(p.experts);
     const int num_tokens = count(p.ids.shape(0)), top_k = count(p.ids.shape(1)), num_parts = num_tokens * top_k;
     const int num_experts = count(experts.num_experts), tile = choose_tile(num_parts, num_experts);
@@ -116,6 +116,7 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
                          const TensorView& out) {
         GroupedLinearArgs args = grouped_args(table.shape, x, out);
         args.linear.activation = p.activation;
+        args.linear.gate_up_apart = p.joins_apart();
         args.weights = static_cast<const GroupWeight*>(table.weights->data);
         args.items = groups.items;
         args.num_items = groups.num_items;
@@ -141,9 +142,10 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
     const TensorView& x = p.weigh_inputs ? p.parts : p.x;
     if (const cudaError_t error = run(experts.gate_up, x, p.weigh_inputs ? nullptr : groups.tokens, p.inner))
         return error;
-    if (!experts.gated)
-        if (const cudaError_t error = activate()) return error;
-    if (const cudaError_t error = run(experts.down, p.inner, nullptr, p.parts)) return error;
+    const TensorView inner = p.inner.slice(1, 0, experts.intermediate_size);
+    if (!experts.gated || p.joins_apart())
+        if (const cudaError_t error = activate(inner)) return error;
+    if (const cudaError_t error = run(experts.down, inner, nullptr, p.parts)) return error;
     return combine(combine_args(p, groups.part_of), stream);
 }
 

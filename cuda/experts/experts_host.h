@@ -13,9 +13,10 @@ namespace infinilm::cuda {
 std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down);
 // These enqueue, and return the error of a launch.
 cudaError_t run_route(const RouteParams& p, cudaStream_t stream);
-// activate: applies the activation of experts without a gate to p.inner, in place.
+// activate: applies the activation to what p.inner holds where no linear does, and leaves the result in `inner`, its
+// first columns.
 cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t stream,
-                        const std::function<cudaError_t()>& activate);
+                        const std::function<cudaError_t(const TensorView& inner)>& activate);
 cudaError_t run_lora(const LoraParams& p, cudaStream_t stream);
 
 }  // namespace infinilm::cuda

@@ -152,9 +152,9 @@ public:
     }
     void experts(const ExpertsParams& p) override {
         activate();
-        const auto activate = [&] {
-            return cuda::act_mul(act_mul_args({.gate_up = p.inner, .out = p.inner, .activation = p.activation}),
-                                 stream_);
+        const auto activate = [&](const TensorView& inner) {
+            const ActMulParams joined{.gate_up = p.inner, .out = inner, .activation = p.activation, .limit = p.limit};
+            return cuda::act_mul(act_mul_args(joined), stream_);
         };
         if (p.ids.numel() > 0) run(run_experts(p, type_, stream_, activate), "experts", p.x.shape());
     }

@@ -72,7 +72,8 @@ cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
 
 // ---- act_mul ----------------------------------------------------------------------------------------------------
 
-// gelu, quick_gelu, relu or xielu of a stored value, times up. No linear joins them, so they are here alone.
+// gelu, quick_gelu, relu, xielu, clamped_silu or softplus of a stored value, times up. No linear joins them, so they
+// are here alone.
 __device__ __forceinline__ float apart_mul(const ActMulArgs& args, float gate, float up) {
     const Activation activation = args.activation;
     if (activation == Activation::xielu) {
@@ -83,6 +84,11 @@ __device__ __forceinline__ float apart_mul(const ActMulArgs& args, float gate, f
     }
     if (activation == Activation::quick_gelu) return __fmul_rn(gate / (1.0f + expf(__fmul_rn(gate, -1.702f))), up);
     if (activation == Activation::relu) return __fmul_rn(gate < 0.0f ? 0.0f : gate, up);  // a NaN stays one
+    if (activation == Activation::softplus) return __fmul_rn(fmaxf(gate, 0.0f) + log1pf(expf(-fabsf(gate))), up);
+    if (activation == Activation::clamped_silu) {
+        const float x = gate / (1.0f + expf(-gate)), limit = args.limit;
+        return __fmul_rn(x > limit ? limit : x, up > limit ? limit : up < -limit ? -limit : up);
+    }
     return __fmul_rn(__fmul_rn(gate, __fmul_rn(0.5f, erfcf(__fmul_rn(gate, -0.70710678f)))), up);
 }
 template <class T>
@@ -90,9 +96,15 @@ __global__ void __launch_bounds__(kRowThreads) act_mul_kernel(ActMulArgs args) {
     begin_kernel();
     const int i = row_vector() * 8;
     if (i >= args.intermediate_size) return;
-    const T* gate = static_cast<const T*>(args.gate) + static_cast<int64_t>(blockIdx.x) * args.gate_stride + i;
+    const T* gates = static_cast<const T*>(args.gate) + static_cast<int64_t>(blockIdx.x) * args.gate_stride;
     float x[8], up[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-    load8(gate, x);
+    if (args.group == 1) {
+        load8(gates + i, x);
+    } else {  // a multiple of 8
+        const float shared = to_float(gates[i / args.group]);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] = shared;
+    }
     if (args.up) load8(static_cast<const T*>(args.up) + static_cast<int64_t>(blockIdx.x) * args.up_stride + i, up);
 #pragma unroll
     for (int j = 0; j < 8; ++j)

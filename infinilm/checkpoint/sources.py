@@ -283,6 +283,16 @@ class _Files:
             return mtp.get(module, f"{mtp['']}{module}")
         return f"{self.model}{parameter.layer.replace('layers', self.names.layers, 1)}{module}"
 
+    def found(self, parameter: _Parameter, pattern: str, module: str) -> str:
+        """The name of a module in the files, of those that it may have there: `pattern` is its key in `renamed`."""
+        others = self.names.renamed.get(pattern, module)
+        candidates = [
+            self.tensor(parameter, other.format(parameter.expert))
+            for other in ((others,) if isinstance(others, str) else others)
+        ]
+        there = (tensor for tensor in candidates if self.own_name(tensor, parameter.kind) in self.stored)
+        return next(there, None) or _likely_name(candidates, self.stored)
+
     def own_name(self, module: str, kind: str) -> str:
         """The name of a module's weight or bias; files of BERT that TensorFlow wrote say gamma and beta of norms."""
         old = f"{module}{_OLD_KINDS.get(kind, kind)}"
@@ -329,6 +339,8 @@ class _Files:
             return False
         if int(number) >= len(self._layers):
             return self.names.later_layers
+        if self.names.not_read_of_layers and rest.startswith(self.names.not_read_of_layers):
+            return True
         return self._layers[int(number)].kv_owner is not None and rest.startswith(_OF_OWN_KV)
 
 
@@ -401,7 +413,7 @@ def _head_by_head(files: _Files, parameter: _Parameter) -> _Found | None:
     if parameter.module not in files.by_head:
         return None
     whole, rows, num_rows, transposed, column_order = files.by_head[parameter.module]
-    tensor = files.tensor(parameter, whole) + parameter.kind
+    tensor = files.found(parameter, whole, whole) + parameter.kind
     source = Source(tensor, 0, num_rows, rows, transposed=transposed, column_order=column_order)
     num_columns = (parameter.shape[0] // transposed,) if transposed else parameter.shape[1:]
     return source, (num_rows, *num_columns)
@@ -461,13 +473,7 @@ def _joined(files: _Files, parameter: _Parameter) -> _Found | None:
 
 def _by_itself(files: _Files, parameter: _Parameter) -> _Found:
     """Find a module under its own name or another one."""
-    others = files.names.renamed.get(parameter.pattern, parameter.module)
-    candidates = [
-        files.tensor(parameter, other.format(parameter.expert))
-        for other in ((others,) if isinstance(others, str) else others)
-    ]
-    there = (tensor for tensor in candidates if files.own_name(tensor, parameter.kind) in files.stored)
-    tensor = next(there, None) or _likely_name(candidates, files.stored)
+    tensor = files.found(parameter, parameter.pattern, parameter.module)
     return _rows(files, parameter, tensor, 0, parameter.shape[0])
 
 

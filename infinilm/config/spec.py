@@ -17,6 +17,7 @@ from infinilm._core import (
     AttentionSpec,
     DeltaSpec,
     EmbeddingSumSpec,
+    ExpertsSpec,
     LatentSpec,
     LayerSpec,
     MambaSpec,
@@ -32,7 +33,7 @@ from infinilm.config.families import Family, family_of
 from infinilm.config.fields import ModelFields
 from infinilm.config.sublayers.altup import altup_spec, gate_deviations, laurel_spec
 from infinilm.config.sublayers.delta import delta_spec, state_layers
-from infinilm.config.sublayers.experts import experts_spec
+from infinilm.config.sublayers.experts import activation_limits, experts_spec
 from infinilm.config.sublayers.indexer import indexer_spec, shares_choice
 from infinilm.config.sublayers.latent import latent_spec, query_dim
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
@@ -223,7 +224,15 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     # The norm that an MLP reads takes the multiplier of its gate, and so up has it, too.
     of_gate, of_mlp = multipliers("mlp_multipliers", config.mlp_multipliers, 2)
     layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
-    has_experts, experts = experts_spec(config, family.routing, mlp)
+    has_experts, experts = experts_spec(config, family.routing, mlp, mlp)
+    limits = activation_limits(config, activation)
+
+    def clamped(make: Callable[..., MlpSpec], limit: float) -> Callable[..., MlpSpec]:
+        return partial(make, activation="clamped_silu", limit=limit) if limit else make
+
+    def experts_of(layer: int) -> ExpertsSpec | None:
+        makers = (clamped(mlp, limit) for limit in limits[layer])
+        return experts_spec(config, family.routing, *makers)[1] if any(limits[layer]) else experts
 
     def layer_spec(layer: int, *, is_head: bool = False) -> LayerSpec:
         kind = config.layer_types[layer] if family.lone_sublayers and config.layer_types else None
@@ -234,12 +243,13 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
             return LayerSpec(mixer, block=shared_block(config, layer, beside, own_mlp))
         of_experts = has_experts[layer] and not (is_head and family.routing.dense_head)
         has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not of_experts
+        make_mlp = clamped(layer_mlp, limits[layer][1])
         return LayerSpec(
             mixer,
-            layer_mlp(shapes[layer].intermediate_size, bias=mlp_bias, gate_deviations=deviations[layer])
+            make_mlp(shapes[layer].intermediate_size, bias=mlp_bias, gate_deviations=deviations[layer])
             if has_mlp
             else None,
-            experts if of_experts else None,
+            experts_of(layer) if of_experts else None,
             beside,
             laurel,
             norms_behind=family.attention_norms_behind and isinstance(mixer, AttentionSpec),
@@ -350,9 +360,12 @@ def _mixers(
     has_state, has_conv = state_layers(config), conv_layers(config)
     mamba = family.keys >= MAMBA_KEYS
     state = (mamba_spec(config) if mamba else delta_spec(config, family.decay)) if any(has_state) else None
-    for key, value in family.delta.items():
-        setattr(state, key, value)
+    for part, decided in ((state, family.delta), (latent, family.latent)):
+        for key, value in decided.items() if part is not None else ():
+            setattr(part, key, value)
     conv = short_conv_spec(config) if any(has_conv) else None
+
+    gate = {"gate_by_head": _gates_heads(config)} if "gating" in family.keys else {}
 
     def mixers(layer: int, is_head: bool) -> tuple[Mixer | None, Mixer | None]:
         if state is not None and has_state[layer]:
@@ -372,7 +385,7 @@ def _mixers(
     def attention(layer: int) -> AttentionSpec:
         shape = shapes[layer]
         return AttentionSpec(
-            num_heads=config.num_attention_heads,
+            num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             v_head_dim=v_head_dim,
@@ -391,6 +404,7 @@ def _mixers(
             spans=shape.window > 0 or not family.spans_in_windows,
             out_multiplier=before * behind,
             **family.attention,
+            **gate,
             **(family.window_attention if shape.window else {}),
         )
 
@@ -423,10 +437,12 @@ def _ropes(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], 
     of_global = int(global_dim * config.partial_rotary_factor)
     make = partial(_rope, sign=-1 if family.rope_backwards else 1)
     tables = [make(inverse_frequencies(of_global, config.rope_theta, parameters, *lengths))]
-    if config.rope_local_base_freq is not None or global_dim != config.head_dim:
+    part = config.swa_partial_rotary_factor
+    if config.rope_local_base_freq is not None or global_dim != config.head_dim or part is not None:
         theta = config.rope_theta if config.rope_local_base_freq is None else config.rope_local_base_freq
         local = {"rope_type": "default", "rope_theta": theta}
-        tables.append(make(inverse_frequencies(rotary_dim(config), theta, local, *lengths)))
+        turned_dim = rotary_dim(config) if part is None else int(config.head_dim * part)
+        tables.append(make(inverse_frequencies(turned_dim, theta, local, *lengths)))
     of_windows, q_rope = len(tables) - 1, -1
     if scale_beta:
         positions = as_integer("original_max_position_embeddings", parameters.get("original_max_position_embeddings"))
@@ -471,6 +487,12 @@ def _qk_norm(family: Family, config: ModelFields) -> str:
         return family.qk_norm
     as_boolean("use_qk_norm", config.use_qk_norm, error=ConfigError)
     return family.qk_norm if config.use_qk_norm else "none"
+
+
+def _gates_heads(config: ModelFields) -> bool:
+    if config.gating not in (True, "per-head", "per-element"):
+        raise ConfigError(f"gating must be True, 'per-head' or 'per-element'; got {config.gating!r}")
+    return config.gating != "per-element"
 
 
 def _softmax_scale(family: Family, config: ModelFields) -> float:

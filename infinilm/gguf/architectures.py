@@ -543,6 +543,27 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             defaults={"attention_value_scale": 1.0, "first_k_dense_replace": 0, "rope_local_base_freq": 10000.0},
             neutral=_SIGMOID,
         ),
+        # RoPE turns half of a head in layers without a window, which files do not say: llama.cpp's
+        # src/models/step35.cpp.
+        "step35": Architecture(
+            "step3p5",
+            layers="heads",
+            local_rope=True,
+            norm_offset=1.0,
+            layer_names={"attn_gate": "self_attn.gate_proj"},
+            keys={
+                **{key: own for key, own in _DEEPSEEK_KEYS.items() if not key.startswith(("leading", "expert_group"))},
+                "leading_dense_block_count": "",
+                "moe_every_n_layers": "",
+            },
+            defaults={
+                "partial_rotary_factor": 0.5,
+                "swa_partial_rotary_factor": 1.0,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 1.0,
+            },
+            neutral=_SIGMOID,
+        ),
         # Keys as the family has them: intermediate_size is that of experts, and of the expert of all tokens. Which
         # layers have experts is seen in their tensors. A file says nothing of the chunks of attention, or, with
         # 0, that there are none, which is refused.
@@ -557,6 +578,19 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             },
             neutral=_SIGMOID,
             where={"expert_count=128": {"use_qk_norm": False}},
+        ),
+        "mellum": Architecture("mellum", local_rope=True, defaults={"norm_topk_prob": True}),
+        "bailingmoe2": Architecture(
+            "bailing_moe_v2",
+            keys={**_DEEPSEEK_KEYS, "expert_shared_feed_forward_length": ""},
+            defaults=_DEEPSEEK_DEFAULTS,
+            neutral=_SIGMOID,
+        ),
+        "exaone-moe": Architecture(
+            "exaone_moe",
+            keys={**_DEEPSEEK_KEYS, "expert_shared_feed_forward_length": ""},
+            defaults=_DEEPSEEK_DEFAULTS,
+            neutral=_SIGMOID,
         ),
         "exaone": Architecture("exaone"),
         # A model without windows, the smaller one, says nothing of them.

@@ -43,7 +43,7 @@ def alike_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dic
             raise fail(key, f"expected what {size} is")
     heads = rest.get("attention.head_count_kv")
     if isinstance(heads, list):
-        of_windows, of_others = _heads_of_keys(gguf, prefix, heads, pattern)
+        of_windows, of_others = _heads_by_kind(gguf, f"{prefix}attention.head_count_kv", heads, pattern)
         rest["attention.head_count_kv"] = of_windows or of_others
         values["num_global_key_value_heads"] = of_others
     first_shared = len(pattern) - int(said.get("attention.shared_kv_layers", 0))
@@ -71,12 +71,13 @@ def alike_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dic
 def heads_of_windows(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metadata as they are of layers without a window, and the keys of config.json for heads.
 
-    Values may be shorter than keys. Lists go on behind the last layer, where later tokens are guessed at. `said`: by
-    their keys behind `prefix`. ConfigError: a list is absent, or layers of one kind differ.
+    Values may be shorter than keys. Lists go on behind the last layer, where later tokens are guessed at. So do the
+    limits of activations. `said`: by their keys behind `prefix`. ConfigError: a list is absent, or layers of one kind
+    differ.
     """
     rest = dict(said)
     blocks, later = (rest.get(key, 0) for key in ("block_count", "nextn_predict_layers"))
-    pattern, heads = (rest.get(f"attention.{key}") for key in ("sliding_window_pattern", "head_count_kv"))
+    pattern = rest.get("attention.sliding_window_pattern")
     if not isinstance(pattern, list) or len(pattern) != blocks or not isinstance(later, int):
         raise ConfigError(
             f"{gguf.path}: {prefix}attention.sliding_window_pattern is {pattern!r:.80}: expected a number for each of "
@@ -84,11 +85,17 @@ def heads_of_windows(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple
         )
     values: dict[str, Any] = {"v_head_dim": rest.pop("attention.value_length", rest.get("attention.key_length"))}
     pattern = rest["attention.sliding_window_pattern"] = pattern[: blocks - later]
-    if isinstance(heads, list):
-        of_windows, of_others = _heads_of_keys(gguf, prefix, heads[: blocks - later], pattern)
-        rest["attention.head_count_kv"], values["swa_num_key_value_heads"] = of_others or of_windows, of_windows
-    else:
-        values["swa_num_key_value_heads"] = heads
+    for key, name in (("head_count_kv", "swa_num_key_value_heads"), ("head_count", "swa_num_attention_heads")):
+        heads = rest.get(f"attention.{key}")
+        if isinstance(heads, list):
+            of_windows, of_others = _heads_by_kind(gguf, f"{prefix}attention.{key}", heads[: blocks - later], pattern)
+            rest[f"attention.{key}"], values[name] = of_others or of_windows, of_windows
+        elif key == "head_count_kv":
+            values[name] = heads
+    for key, name in (("swiglu_clamp_exp", "swiglu_limits"), ("swiglu_clamp_shexp", "swiglu_limits_shared")):
+        limits = rest.pop(key, None)
+        if limits is not None:
+            values[name] = limits[: blocks - later] if isinstance(limits, list) else limits
     return rest, values
 
 
@@ -118,11 +125,11 @@ def layers_of_streams(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tupl
     return rest, values
 
 
-def _heads_of_keys(gguf: GgufFile, prefix: str, heads: list[Any], pattern: list[Any]) -> tuple[Any, Any]:
-    """Return how many heads of keys layers with a window have, and others; None: there are no such layers."""
+def _heads_by_kind(gguf: GgufFile, key: str, heads: list[Any], pattern: list[Any]) -> tuple[Any, Any]:
+    """Return how many heads layers with a window have, and others, by a list; None: there are no such layers."""
 
     def fail(problem: str) -> ConfigError:
-        return ConfigError(f"{gguf.path}: {prefix}attention.head_count_kv is {heads!r:.80}: {problem}")
+        return ConfigError(f"{gguf.path}: {key} is {heads!r:.80}: {problem}")
 
     if len(heads) != len(pattern):
         raise fail("expected a number for each layer")

@@ -69,14 +69,16 @@ struct MixStreamsArgs {
 };
 
 struct ActMulArgs {
-    const void* gate;  // [num_tokens, intermediate_size] T
-    const void* up;    // the same, or null: there is none
-    void* out;         // [num_tokens, intermediate_size] T; without up it may be gate
+    const void* gate;  // [num_tokens, intermediate_size / group] T
+    const void* up;    // [num_tokens, intermediate_size] T, or null: there is none
+    void* out;         // [num_tokens, intermediate_size] T; of a group of 1 it may be gate
     int64_t gate_stride, up_stride, out_stride;
     int num_tokens, intermediate_size;
     Activation activation;
     Element type;
     float alpha_p = 0, alpha_n = 0;  // of xielu
+    float limit = 0;                 // of clamped_silu
+    int group = 1;                   // so many neighbours of up share an element of gate, which is_gate
 };
 
 // x = cap * tanh(x / cap)

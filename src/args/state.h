@@ -58,6 +58,7 @@ struct DeltaRuleArgs {
     Element type;
     StateLogArgs kv_log, a_log, b_log;
     bool by_element, sigmoid_gate, doubled_beta;
+    float lower_bound;  // see DeltaRuleParams
 };
 
 // See SelectiveScanParams in ops/backend.h.

@@ -18,6 +18,8 @@ constexpr std::string_view name(Activation activation) {
         case Activation::quick_gelu: return "quick_gelu";
         case Activation::relu: return "relu";
         case Activation::xielu: return "xielu";
+        case Activation::clamped_silu: return "clamped_silu";
+        case Activation::softplus: return "softplus";
     }
     return "?";
 }

@@ -340,6 +340,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
     if (num_tokens == 0) return;
     expert_rows_.group(p.ids, experts.num_experts);
     const int64_t top_k = p.ids.shape(1);
+    const TensorView inner = p.inner.slice(1, 0, experts.intermediate_size);  // that of down
     if (p.weigh_inputs)
         split(num_tokens * top_k, p.parts.numel(),
               [&](int64_t begin, int64_t end) { weigh_inputs(p, expert_rows_.part_of(), begin, end); });
@@ -351,10 +352,11 @@ void CpuBackend::experts(const ExpertsParams& p) {
             const PackedLinear& linear = down ? experts.down(expert) : experts.gate_up(expert);
             LinearArgs args = linear_args(linear.pieces()[0], linear.kind);  // of one or two parts, which are alike
             const bool of_parts = down || p.weigh_inputs;
-            const TensorView x = down ? p.inner : of_parts ? p.parts : p.x, out = down ? p.parts : p.inner;
+            const TensorView x = down ? inner : of_parts ? p.parts : p.x, out = down ? p.parts : p.inner;
             args.x = x.as<const float>() + (of_parts ? begin * x.stride(0) : 0);
             args.x_stride = x.stride(0);
             args.activation = p.activation;
+            args.act_mul = args.act_mul && !p.joins_apart();
             args.rows = of_parts ? nullptr : expert_rows_.tokens() + begin;
             args.num_tokens = end - begin;
             args.out = out.as<float>() + begin * out.stride(0);
@@ -364,7 +366,8 @@ void CpuBackend::experts(const ExpertsParams& p) {
         run_linears(linears_);
     };
     run_all(false);
-    if (!experts.gated) act_mul({.gate_up = p.inner, .out = p.inner, .activation = p.activation});
+    if (!experts.gated || p.joins_apart())
+        act_mul({.gate_up = p.inner, .out = inner, .activation = p.activation, .limit = p.limit});
     run_all(true);
     run(kernels_.combine, combine_args(p, expert_rows_.part_of()), p.parts.numel());
 }

@@ -135,7 +135,9 @@ ActMulArgs act_mul_args(const ActMulParams& p) {
             .activation = p.activation,
             .type = element(p.out.dtype()),
             .alpha_p = p.alpha_p,
-            .alpha_n = p.alpha_n};
+            .alpha_n = p.alpha_n,
+            .limit = p.limit,
+            .group = count(p.gate_up.shape(1) < size ? size / p.gate_up.shape(1) : 1)};
 }
 
 ClipArgs clip_args(const ClipParams& p) {
@@ -318,7 +320,8 @@ DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p) {
             .b_log = state_log_args(p.b_log),
             .by_element = p.by_element,
             .sigmoid_gate = p.sigmoid_gate,
-            .doubled_beta = p.doubled_beta};
+            .doubled_beta = p.doubled_beta,
+            .lower_bound = p.lower_bound};
 }
 
 SelectiveScanArgs selective_scan_args(const SelectiveScanParams& p) {

@@ -284,12 +284,16 @@ struct ChooseKeysParams {
 };
 
 struct ActMulParams {
-    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: gate alone
-    TensorView out;  // [num_tokens, intermediate_size] activation: activation(gate) * up; of gate alone it may be it
+    // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: gate alone. What is_gate
+    // may be of fewer columns, each of which multiplies as many neighbours of up.
+    TensorView gate_up;
+    TensorView out;  // [num_tokens, intermediate_size] activation: activation(gate) * up; it may be up, or gate, if as
+                     // wide
     Activation activation = Activation::silu;
     TensorView up =
         {};  // [num_tokens, intermediate_size] activation, where gate is alone and there is an up; or absent
     float alpha_p = 0, alpha_n = 0;  // of xielu
+    float limit = 0;                 // of clamped_silu
 };
 
 // x = cap * tanh(x / cap), in place.
@@ -356,10 +360,13 @@ struct ExpertsParams {
     TensorView shared_gate = {};  // [num_tokens, 1] float32; absent: shared counts whole
     TensorView residual = {};     // [num_tokens, hidden_size] activation, or absent; may be out
     TensorView out;               // [num_tokens, hidden_size] activation; may be x or shared
-    TensorView inner;             // scratch [num_tokens * top_k, intermediate_size] activation
-    TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
-    TensorView lists = {};        // scratch [num_tokens * top_k, expert_list_ints] int32, which a CPU does not need
-    bool weigh_inputs = false;    // the sum is of down(gate_up(weights[t, k] * x[t]))
+    // Scratch [num_tokens * top_k, intermediate_size] activation; twice as wide where act_mul alone joins gate and up.
+    TensorView inner;
+    TensorView parts;           // scratch [num_tokens * top_k, hidden_size] activation
+    TensorView lists = {};      // scratch [num_tokens * top_k, expert_list_ints] int32, which a CPU does not need
+    bool weigh_inputs = false;  // the sum is of down(gate_up(weights[t, k] * x[t]))
+    float limit = 0;            // of clamped_silu
+    bool joins_apart() const { return experts.gated && is_apart(activation); }
 };
 inline constexpr int64_t expert_list_ints = 12;
 
@@ -436,6 +443,8 @@ struct CausalConvParams {
 // num_v_heads / num_k_heads neighbouring heads of v have the same q and k.
 // by_element: each row of S has a decay of its own (Kimi Delta Attention, arXiv:2510.26692).
 // doubled_beta: beta is twice that, so that S may forget more of a key than all (arXiv:2411.12537).
+// lower_bound: below 0, decay = e^(lower_bound * sigmoid(-decay_rate * (a + dt_bias))), which is never less than
+// e^lower_bound.
 struct DeltaRuleParams {
     TensorView qkv;         // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim] activation: q, k, v
     TensorView z;           // [num_tokens, num_v_heads * v_dim] activation; rows may be strided, as those of a and b
@@ -455,6 +464,7 @@ struct DeltaRuleParams {
     bool by_element = false;
     bool sigmoid_gate = false;  // out = rms_norm(o) * sigmoid(z)
     bool doubled_beta = false;
+    float lower_bound = 0;
 };
 
 // The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060). With

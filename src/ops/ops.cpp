@@ -388,13 +388,21 @@ void act_mul(Backend& backend, const ActMulParams& p) {
     OpCheck check("act_mul", backend);
     check.tensor("out", p.out, {"num_tokens", "intermediate_size"}, check.activation);
     const int64_t size = check["intermediate_size"];
-    const bool gate_alone = p.gate_up.ndim() == 2 && p.gate_up.shape(1) == size;
-    check.tensor("gate_up", p.gate_up, {"num_tokens", gate_alone ? size : 2 * size}, check.activation);
+    const int64_t columns = p.gate_up.ndim() == 2 ? p.gate_up.shape(1) : 0;
+    const bool is_shared = p.up && is_gate(p.activation) && columns > 0 && size % columns == 0;
+    const bool gate_alone = columns == size || is_shared;
+    check.tensor("gate_up", p.gate_up,
+                 {"num_tokens", is_shared    ? columns
+                                : gate_alone ? size
+                                             : 2 * size},
+                 check.activation);
     if (p.up) {
         check.require(gate_alone, "up: it is behind gate already");
         check.tensor("up", p.up, {"num_tokens", "intermediate_size"}, check.activation);
     }
-    check.require(p.activation != Activation::sigmoid || !gate_alone, "activation: sigmoid is of a gate");
+    check.require(!is_gate(p.activation) || !gate_alone || p.up, "activation: ", name(p.activation), " is of a gate");
+    check.require((p.activation == Activation::clamped_silu) == (p.limit > 0),
+                  "limit: clamped_silu needs one > 0, and others none; got ", p.limit, " for ", name(p.activation));
     backend.act_mul(p);
 }
 
@@ -469,7 +477,7 @@ void experts(Backend& backend, const ExpertsParams& p) {
     if (p.residual) check.tensor("residual", p.residual, {"num_tokens", hidden_size}, check.activation);
     check.tensor("out", p.out, {"num_tokens", hidden_size}, check.activation);
     const int64_t num_parts = check["num_tokens"] * check["top_k"];
-    check.tensor("inner", p.inner, {num_parts, inner_size}, check.activation);
+    check.tensor("inner", p.inner, {num_parts, p.joins_apart() ? 2 * inner_size : inner_size}, check.activation);
     check.tensor("parts", p.parts, {num_parts, hidden_size}, check.activation);
     if (p.lists || backend.device().kind != DeviceKind::cpu) {
         check.tensor("lists", p.lists, {num_parts, expert_list_ints}, DType::int32);
@@ -582,6 +590,8 @@ void delta_rule(Backend& backend, const DeltaRuleParams& p) {
     check.tensor("decay_rate", p.decay_rate, {num_v_heads}, DType::float32);
     check.tensor("dt_bias", p.dt_bias, {num_decays}, DType::float32);
     check.contiguous("dt_bias", p.dt_bias);
+    check.require(p.lower_bound <= 0 && std::isfinite(p.lower_bound),
+                  "lower_bound: expected 0, or a finite number below it, got ", p.lower_bound);
     check.tensor("norm", p.norm, {v_dim}, DType::float32);
     check.tensor("gates", p.gates, {"num_tokens", 2 * num_v_heads}, DType::float32);
     check.contiguous("gates", p.gates);

@@ -156,6 +156,7 @@ def test_some_families_normalise_q_and_k():
     assert normalising == {
         *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
         *("glm4_moe", "glm4v_moe", "dots1", "exaone4", "exaone_moe", "bailing_moe_v2", "mellum"),
+        *("minimax_m3_vl_text", "step3p5", "laguna"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified"),
         *("lfm2", "lfm2_moe", "afmoe", "apertus"),
@@ -419,7 +420,7 @@ def test_each_refused_class_is_told(row: Refused) -> None:
         assert missing_math(name) is row
 
 
-ONE = {"in_multiplier": 1, "out_multiplier": 1, "gate_deviations": None}
+ONE = {"in_multiplier": 1, "out_multiplier": 1, "gate_deviations": None, "limit": 0}
 
 
 def test_near_names_are_told() -> None:
@@ -536,6 +537,8 @@ def layer_with(sliding_window):
             "qk_norm": "head",
             "sinks": False,
             "output_gate": False,
+            "gate_by_head": False,
+            "softplus_gate": False,
             "v_norm": False,
             "spans": True,
             "out_multiplier": 1,
@@ -922,6 +925,7 @@ FIELDS = sorted({*LlamaConfig().to_dict(), "rope_theta", "rope_scaling"} - {"bos
 @settings(max_examples=400)
 @example("gemma", {"rope_scaling": {"type": "yarn"}}, 1)  # the key of 4.x, assigned to a field
 @example("deepseek_v2", {"rope_scaling": {"type": "yarn"}}, 1)
+@example("olmo2", {"lm_head_bias": None}, 1)
 @example("falcon_h1", {"layer_types": None}, 1)  # which config.json has not, and reading it always gives
 @example("llama4_text", {"moe_intermediate_size": None}, 9)  # a file without it has another key for experts
 @given(
@@ -1064,3 +1068,91 @@ def test_experts_of_phi_are_two() -> None:
         LlamaConfig.from_dict({**values, "router_jitter_noise": -1})
     with pytest.raises(ConfigError, match="whether the lm_head has a bias is no choice"):
         LlamaConfig.from_dict({"model_type": "mixtral", "lm_head_bias": True})
+
+
+STEP = {"model_type": "step3p5", "num_hidden_layers": 3, "num_attention_heads": 8, "num_attention_groups": 4}
+KINDS_OF_STEP = ["full_attention", "sliding_attention", "full_attention"]
+
+
+def test_lists_of_step_become_numbers_of_kinds_of_layers() -> None:
+    """They go on behind the last layer, where later tokens are guessed at, as in the files of the hub."""
+    values = {
+        **{**STEP, "layer_types": [*KINDS_OF_STEP, "sliding_attention"], "sliding_window": 5, "head_dim": 16},
+        **{"num_nextn_predict_layers": 1, "moe_layers_enum": "1, 2", "swiglu_limits": [0.0, 0.0, 7.0, 0.0]},
+        "swiglu_limits_shared": [9.0, None, 0.0, 0.0],
+        "rope_theta": [5e6, 1e4, 5e6, 1e4],
+        "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0],
+        "attention_other_setting": {"num_attention_heads": 12, "num_attention_groups": 4, "head_dim": 16},
+    }
+    config = LlamaConfig.from_dict(values)
+    spec = build_spec(config, dtype="float32", max_model_len=8)
+    mixers = [layer.mixer for layer in spec.layers]
+    assert [(own.num_heads, own.sliding_window, own.rope) for own in mixers] == [(8, 0, 0), (12, 5, 1), (8, 0, 0)]
+    assert [len(rope.inv_freq) for rope in spec.ropes] == [4, 8] and all(own.gate_by_head for own in mixers)
+    dense, plain, limited = spec.layers
+    assert (dense.mlp.activation, dense.mlp.limit, dense.experts) == ("clamped_silu", 9, None)
+    assert plain.experts.expert.activation == "silu"
+    assert (limited.experts.expert.limit, limited.experts.shared.activation) == (7, "silu")
+    assert LlamaConfig.from_dict(config.to_dict()) == config
+    saved = {**values, "per_layer_config": {"01": {"num_attention_heads": 12}}, "attention_other_setting": None}
+    assert LlamaConfig.from_dict(saved) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope_theta": [1e4, 1e4, 2e4]}, "rope_theta must have a number for each of the 3 layers, the same for all"),
+        ({"moe_layers_enum": "one"}, "moe_layers_enum must be a list of numbers of layers"),
+        ({"per_layer_config": {"0": {"num_attention_heads": 4}}}, "per_layer_config: only num_attention_heads can"),
+        ({"attention_other_setting": {"head_dim": 64}}, "attention_other_setting: head_dim must be 128; got 64"),
+        ({"swiglu_limits": [1.0]}, "swiglu_limits must be null or a list of num_hidden_layers = 3 numbers >= 0"),
+        ({"swiglu_limits": [1.0] * 3, "hidden_act": "gelu"}, "swiglu_limits are limits of silu, and hidden_act"),
+        ({"swa_num_attention_heads": 9}, r"swa_num_attention_heads \(9\) must be a multiple of"),
+    ],
+)  # fmt: skip
+def test_bad_values_of_step(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LlamaConfig.from_dict({**STEP, "layer_types": KINDS_OF_STEP, "sliding_window": 5, **values})
+
+
+def test_sizes_of_ling_3() -> None:
+    """`head_dim` is of layers with a state; in files that were saved again it is a part of a head of the others."""
+    values = {"model_type": "bailing_hybrid", "num_hidden_layers": 12, "num_attention_heads": 4, "head_dim": 32}
+    values["num_key_value_heads"] = 4
+    config = LlamaConfig.from_dict(values)
+    again = LlamaConfig.from_dict({**values, "head_dim": 64, "linear_head_dim": 32})
+    spec = build_spec(config, dtype="float32", max_model_len=8)
+    state, latent = spec.layers[0].mixer, spec.layers[5].mixer
+    assert (state.num_k_heads, state.k_dim, state.v_dim, state.gate_rank, state.lower_bound) == (4, 32, 32, 0, -5)
+    assert latent.head_gate and latent.rope_dim == 64 and again == config
+    assert LlamaConfig.from_dict(config.to_dict()) == config
+    unbounded = LlamaConfig.from_dict({**values, "kda_safe_gate": False})
+    assert build_spec(unbounded, dtype="float32", max_model_len=8).layers[0].mixer.lower_bound == 0
+    with pytest.raises(ConfigError, match="kda_lower_bound must be a number <= 0; got 1"):
+        LlamaConfig.from_dict({**values, "kda_lower_bound": 1})
+
+
+def test_texts_of_minimax_m3_are_those_that_read_all_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    values = {"model_type": "minimax_m3_vl_text", "num_hidden_layers": 2, "intermediate_size": 24}
+    chooses = {"sparse_block_size": 8, "sparse_topk_blocks": 4, "sparse_attention_freq": [0, 1]}
+    config = LlamaConfig.from_dict({**values, "sparse_attention_config": chooses, "max_position_embeddings": 99})
+    assert config.max_position_embeddings == 32 and "attention over blocks of keys that are chosen" in caplog.text
+    assert (config.moe_intermediate_size, config.intermediate_size) == (24, 12288)
+    assert LlamaConfig.from_dict(config.to_dict()) == config
+    assert LlamaConfig.from_dict(values).max_position_embeddings == 524288
+    with pytest.raises(ConfigError, match="layer_types must be a list of 'full_attention' and 'minimax_m3_sparse'"):
+        LlamaConfig.from_dict({**values, "layer_types": ["sliding_attention"] * 2})
+
+
+def test_heads_and_gates_of_laguna() -> None:
+    values = {"model_type": "laguna", "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    config = LlamaConfig.from_dict({**values, "num_attention_heads_per_layer": [16, 24], "gating": "per-element"})
+    mixers = [layer.mixer for layer in build_spec(config, dtype="float32", max_model_len=8).layers]
+    assert [(own.num_heads, own.gate_by_head, own.softplus_gate) for own in mixers] == [
+        (16, False, True),
+        (24, False, True),
+    ]
+    assert build_spec(LlamaConfig.from_dict(values), dtype="float32", max_model_len=8).layers[0].mixer.gate_by_head
+    for key, value in (("gating", "none"), ("num_attention_heads_per_layer", [16])):
+        with pytest.raises(ConfigError, match=key):
+            LlamaConfig.from_dict({**values, key: value})

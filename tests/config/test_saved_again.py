@@ -20,7 +20,14 @@ transformers = pytest.importorskip("transformers")
 
 KNOWN = [name for name in GOLDENS if config_of(name)["model_type"] in transformers.CONFIG_MAPPING]
 OF_EACH_LAYER = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "moe_topk", "indexer_types")
-OF_EACH_LAYER += ("activation_sparsity_pattern", "intermediate_size", "layer_rope_theta")
+OF_EACH_LAYER += ("activation_sparsity_pattern", "intermediate_size", "layer_rope_theta", "moe_layer_freq")
+OF_EACH_LAYER += (
+    "num_attention_heads_per_layer",
+    "swiglu_limits",
+    "swiglu_limits_shared",
+    "rope_theta",
+    "partial_rotary_factors",
+)
 
 
 def test_most_families_are_known_to_transformers() -> None:
@@ -41,6 +48,8 @@ def longer(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
         text["hybrid_override_pattern"] = (pattern * num_layers)[:num_layers]
     if own := text.get("linear_attn_config"):
         own["kda_layers"] = [layer for layer in range(1, num_layers + 1) if layer not in own["full_attn_layers"]]
+    if own := text.get("sparse_attention_config"):
+        own["sparse_attention_freq"] = (own["sparse_attention_freq"] * num_layers)[:num_layers]
     if sizes := text.get("per_layer_config"):
         full = [layer for layer, kind in enumerate(text["layer_types"]) if kind == "full_attention"]
         text["per_layer_config"] = dict.fromkeys(map(str, full), next(iter(sizes.values())))

@@ -17,8 +17,9 @@ TEXTS = [name for name in GOLDENS if "text_config" not in config_of(name)][::7]
 
 
 def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
-    model_type, (key,) = WRAPPERS[name]
-    return {"model_type": model_type, "architectures": [name], "vision_config": {"hidden_size": 9}, **more, key: text}
+    model_type, keys = WRAPPERS[name]
+    others = {"model_type": model_type, "architectures": [name], "vision_config": {"hidden_size": 9}}
+    return {**others, **more, keys[-1]: text}
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -165,6 +165,7 @@ class Rule:
         self.k_heads, self.heads = shape["k_heads"], shape["k_heads"] * shape["group"]
         self.k_dim, self.v_dim = shape["k_dim"], shape["v_dim"]
         self.by_element = shape.get("by_element", False)
+        self.lower_bound = -5.0 * shape.get("bounded", False)
         decays = self.heads * self.k_dim if self.by_element else self.heads
         widths = (2 * self.k_heads * self.k_dim + self.heads * self.v_dim, self.heads * self.v_dim)
         self.stored = [
@@ -198,7 +199,7 @@ class Rule:
         gpu.call(
             "run_delta_rule", *inputs, *(gpu.upload(x) for x in self.vectors), state, *step.upload(gpu), out.pointer,
             _long(out.stride), int(step.starts[-1]), self.k_heads, self.heads, self.k_dim, self.v_dim, 1e-6,
-            KINDS.index(self.kind), *log, self.by_element,
+            KINDS.index(self.kind), *log, self.by_element, ctypes.c_float(self.lower_bound),
         )  # fmt: skip
         return out.get()
 
@@ -216,7 +217,9 @@ def rule(gpu: Gpu, shapes: list[Shape]) -> None:
                 before = step.before(given.state, s)
                 qkv, z, a, b = (x[begin:end] for x in exact)
                 rate, bias, norm = given.vectors
-                heads, matrix = oracle.delta_heads(qkv, a, b, rate, bias, before, num_k_heads=given.k_heads)
+                heads, matrix = oracle.delta_heads(
+                    qkv, a, b, rate, bias, before, num_k_heads=given.k_heads, lower_bound=given.lower_bound
+                )
                 # A head sums what it reads of the state with weights whose squares add up to 1 / k_dim.
                 terms, size = given.k_dim + end - begin, 4 * max(1.0, float(np.abs(before).max()))
                 assert_close(after[step.out[s]], matrix, "f32", terms, size)

@@ -6,6 +6,7 @@ A case loops over the shapes it is given, each a dict of the numbers that one ca
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from typing import Any
 
@@ -416,7 +417,11 @@ def embedding(gpu: Gpu, shapes: list[Shape]) -> None:
             assert np.isnan(decode(got[list(bad)], kind)).all()
 
 
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu", "relu", "xielu")
+ACTIVATIONS += ("clamped_silu", "softplus")  # by their numbers
 ALPHAS = (0.75, 1.25)  # of xielu, exact in float32
+LIMIT = 0.75  # of clamped_silu
+GATES = (ACTIVATIONS.index("sigmoid"), ACTIVATIONS.index("softplus"))
 
 
 def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
@@ -426,9 +431,7 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
         for kind in KINDS:
             x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
             gate, up = exact[:, :width], exact[:, width:]
-            for number, activation in enumerate(
-                ("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid", "gelu", "quick_gelu", "relu", "xielu")
-            ):
+            for number, activation in enumerate(ACTIVATIONS):
                 dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
                 alone, apart = of(gpu, x[:, :width], kind, pad), of(gpu, x[:, width:], kind, 8)
                 behind = ctypes.c_void_p((dx.pointer.value or 0) + width * x.itemsize)
@@ -438,10 +441,15 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
                 ):
                     gpu.call(
                         "multiply_gate", frame.pointer, ups, to.pointer, _long(frame.stride), _long(stride),
-                        _long(to.stride), rows, width, number, KINDS.index(kind), *map(ctypes.c_float, ALPHAS),
+                        _long(to.stride), rows, width, number, KINDS.index(kind),
+                        *map(ctypes.c_float, (*ALPHAS, LIMIT)), 1,
                     )  # fmt: skip
                 assert_bitwise(alone.get(), out.get())
-                want = oracle.xielu(gate, *ALPHAS) * up if activation == "xielu" else oracle.join(activation, gate, up)
+                want = (
+                    oracle.xielu(gate, *ALPHAS) * up
+                    if activation == "xielu"
+                    else oracle.join(activation, gate, up, LIMIT)
+                )
                 if kind == "f16":  # which squares may be too large for
                     want = np.where(np.abs(want) >= 65520, np.copysign(np.inf, want), want)
                 # An error in the exponent of e^-2u is one of the result, of |2u| times the size.
@@ -451,6 +459,27 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
                 if activation == "xielu":  # a sum, whose terms may cancel each other
                     scale += 2 * np.abs(gate * up) * (1 + np.abs(gate))
                 assert_close(out.get(), want, kind, 1, scale=scale)
+
+
+def gate_of_heads(gpu: Gpu, shapes: list[Shape]) -> None:
+    """One element of the gate for each group of columns has the bits of as many equal elements."""
+    for shape in shapes:
+        rows, width = shape["rows"], shape["width"]
+        for kind in KINDS:
+            gate, _ = _stored(shape["seed"], kind, rows, width // 8)
+            up, _ = _stored(shape["seed"] + 1, kind, rows, width)
+            got = []
+            for group, activation in itertools.product((8, 1), GATES):
+                of_gate = of(gpu, gate if group > 1 else np.repeat(gate, 8, axis=1), kind, 3 if group > 1 else 8)
+                of_up, out = of(gpu, up, kind, 8), Frame(gpu, kind, (rows, width), 8)
+                gpu.call(
+                    "multiply_gate", of_gate.pointer, of_up.pointer, out.pointer, _long(of_gate.stride),
+                    _long(of_up.stride), _long(out.stride), rows, width, activation, KINDS.index(kind),
+                    *map(ctypes.c_float, (*ALPHAS, LIMIT)), group,
+                )  # fmt: skip
+                got.append(out.get())
+            for shared, apart in zip(got[:2], got[2:], strict=True):
+                assert_bitwise(shared, apart)
 
 
 def clip(gpu: Gpu, shapes: list[Shape]) -> None:

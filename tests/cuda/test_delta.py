@@ -37,7 +37,7 @@ def rules() -> st.SearchStrategy[dict[str, Any]]:
         {
             "seed": st.integers(0, 2**31), "counts": counts, "k_heads": st.integers(1, 2), "group": st.integers(1, 2),
             "k_dim": st.sampled_from((1, 12, 33, 128, 200)), "v_dim": st.sampled_from((2, 20, 64, 136)),
-            "pad": st.sampled_from((0, 2)), "by_element": st.booleans(),
+            "pad": st.sampled_from((0, 2)), "by_element": st.booleans(), "bounded": st.booleans(),
         }
     )  # fmt: skip
 

@@ -96,6 +96,7 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         ),
     },
     "act_mul": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
+    "gate_of_heads": {"shapes": shapes(rows=rows, width=widths)},
     "clip": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "soft_cap": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "gather_rows": {"shapes": shapes(rows=rows, width=widths, pad=pads)},

@@ -81,6 +81,7 @@ def test_golden(name: str) -> None:
     cache = StaticKVCacheConfig(1, int(expected["max_model_len"]))
     results = []
     divided = config.num_attention_heads, config.linear_num_key_heads, config.mamba_n_heads
+    divided += (config.swa_num_attention_heads or config.num_attention_heads,)
     if config.mamba_n_groups > 1:
         divided += (config.mamba_n_groups,)
     for tp_size in [n for n in (1, 2, 3, 4, 8) if not any(count % n for count in divided)]:

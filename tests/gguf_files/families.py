@@ -303,6 +303,31 @@ FAMILIES = {
         | {"attention.sliding_window_pattern": As("int32", [0, 1, 1, 0]), "expert_gating_func": 2}
         | {"attention.head_count_kv": As("int32", [2, 4, 4, 2])},
     ),
+    "step-3p7": Rules(
+        "step35",
+        norm_offset=1,
+        keys={**_EXPERTS, **_WINDOW, "expert_shared_feed_forward_length": "share_expert_dim"}
+        | {"expert_weights_scale": "moe_router_scaling_factor", "expert_weights_norm": True}
+        | {"leading_dense_block_count": 1, "moe_every_n_layers": 1, "rope.freq_base_swa": 10000.0}
+        | {"attention.sliding_window_pattern": As("bool", [False, True, True, False])}
+        | {"attention.head_count": As("int32", [4, 6, 6, 4]), "attention.head_count_kv": As("int32", [2, 2, 2, 2])}
+        | {"rope.dimension_count": 16}
+        | {"swiglu_clamp_exp": As("float32", [0, 0, 0.5, 0.7]), "swiglu_clamp_shexp": As("float32", [0.6, 0, 0, 0.4])},
+        known={"rope_scaling": None, "yarn_only_types": ["full_attention"], "pad_token_id": None},
+    ),
+    "mellum": Rules(
+        "mellum",
+        keys={**_EXPERTS, **_WINDOW, "attention.sliding_window_pattern": As("bool", [True, False, True])}
+        | {"rope.freq_base_swa": 10000.0},
+    ),
+    "ling2": Rules(
+        "bailingmoe2", keys={**_DEEPSEEK, "expert_gating_func": 2}, known={"bos_token_id": 1, "eos_token_id": 2}
+    ),
+    "exaone-moe": Rules(
+        "exaone-moe",
+        keys={**_DEEPSEEK, **_WINDOW, "expert_gating_func": 2, "leading_dense_block_count": 1}
+        | {"attention.sliding_window_pattern": As("bool", [True, True, True, False]), "nextn_predict_layers": 1},
+    ),
     "ling1": Rules(
         "bailingmoe",
         permuted=True,
@@ -536,19 +561,22 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                     rows = np.ascontiguousarray(part).reshape(-1, array.shape[1])
                     yield name.replace("wqkv", which), rows if which == "wv" else interleave(rows, head_dim)
                 continue
+            if "query_key_value" in name and rules.arch == "bailingmoe2":
+                yield name, array
+                continue
             if "query_key_value" in name:
                 yield from _joined_heads(name, array, LlamaConfig.from_dict(config), rules)
                 continue
             if name.endswith("e_score_correction_bias"):
                 yield name.replace("_bias", ".bias"), array  # ERNIE's is the one row of a matrix
                 continue
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "router_bias")):
                 yield f"{name}.bias", array
                 continue
             if name.endswith("norm.weight"):
                 array = array + np.float32(rules.norm_offset)
             if name.endswith(("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")):
-                heads = text["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+                heads = text.get("num_attention_heads" if ".q_proj" in name else "num_key_value_heads")
                 if rules.permuted:
                     array = interleave(array, len(array) // heads)
                 elif rules.arch == "glm4" and "mrope_section" in (text.get("rope_scaling") or {}):

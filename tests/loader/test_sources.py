@@ -265,7 +265,7 @@ def test_stacked_experts_may_have_their_outputs_as_rows_or_as_columns(tmp_path, 
 
 def test_a_square_stack_of_experts_is_read_as_the_other_one_of_its_layer():
     """2 x 16 outputs of 32 inputs, so that only `down_proj` tells rows from columns."""
-    layers = [LayerShape(head_dim=8, num_kv_heads=1, intermediate_size=16, window=0)]
+    layers = [LayerShape(num_heads=1, head_dim=8, num_kv_heads=1, intermediate_size=16, window=0)]
     part = "model.layers.0.mlp.experts"
     expected = {f"{part}.0.gate_proj.weight": (16, 32), f"{part}.0.up_proj.weight": (16, 32)}
     expected |= {f"{part}.0.down_proj.weight": (32, 16)}
@@ -319,7 +319,7 @@ def test_experts_that_mlx_stacked(name, experts, tmp_path):
 def test_a_missing_router_has_the_name_that_its_neighbours_imply():
     """Mixtral's files have it under one of two names, by how they hold the experts."""
     shape = {"model.layers.0.mlp.gate.weight": (4, 8)}
-    layers = [LayerShape(head_dim=8, num_kv_heads=1, intermediate_size=16, window=0)]
+    layers = [LayerShape(num_heads=1, head_dim=8, num_kv_heads=1, intermediate_size=16, window=0)]
     for neighbour, name in (
         ("model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.gate.weight"),
         ("model.layers.0.block_sparse_moe.experts.0.w1.weight", "model.layers.0.block_sparse_moe.gate.weight"),

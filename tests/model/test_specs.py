@@ -40,8 +40,8 @@ def test_fields_that_cannot_be() -> None:
         _core.MlpSpec(bias="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="MlpSpec: intermediate_size is given twice"):
         _core.MlpSpec(3, intermediate_size=2)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="MlpSpec: expected up to 8 fields, got 9"):
-        _core.MlpSpec(1, True, True, True, "silu", None, 1, 1, 4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="MlpSpec: expected up to 9 fields, got 10"):
+        _core.MlpSpec(1, True, True, True, "silu", None, 0, 1, 1, 4)  # type: ignore[call-arg]
     with pytest.raises(
         TypeError,
         match=r"mixer: expected AttentionSpec \| LatentSpec \| DeltaSpec \| ShortConvSpec \| MambaSpec \| None, got 3",
@@ -251,7 +251,7 @@ def test_the_limits_of_the_delta_rule_are_declared_once() -> None:
     def config(**sizes: int) -> None:
         names = {"k_dim": "linear_key_head_dim", "conv_size": "linear_conv_kernel_dim"}
         heads = {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_value_head_dim": 8}
-        heads["linear_allow_neg_eigval"] = False
+        heads |= {"linear_allow_neg_eigval": False, "kda_lower_bound": 0}
         dims = {"linear_key_head_dim": 8, "linear_conv_kernel_dim": 4, **{names[k]: v for k, v in sizes.items()}}
         delta_spec(SimpleNamespace(**heads, **dims))  # type: ignore[arg-type]
 

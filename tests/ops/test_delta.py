@@ -72,10 +72,12 @@ class Rule:
         v_dim: int,
         by_element: bool = False,
         doubled_beta: bool = False,
+        lower_bound: float = 0,
     ) -> None:
         heads = k_heads * group
         decays = heads * k_dim if by_element else heads
-        self.kind = {"by_element": by_element, "sigmoid_gate": by_element, "doubled_beta": doubled_beta}
+        self.kind: dict[str, Any] = {"by_element": by_element, "sigmoid_gate": by_element}
+        self.kind |= {"doubled_beta": doubled_beta, "lower_bound": lower_bound}
         self.k_heads, self.heads = k_heads, heads
         self.qkv = support.activations(rng, n, 2 * k_heads * k_dim + heads * v_dim)
         self.z = support.activations(rng, n, heads * v_dim)
@@ -110,6 +112,7 @@ sizes = st.sampled_from((1, 5, 16, 31, 64, 128))
     v_dim=sizes,
     by_element=st.booleans(),
     doubled_beta=st.booleans(),
+    lower_bound=st.sampled_from((0.0, -5.0)),
     seed=support.seeds,
 )
 def test_delta_rule(
@@ -122,11 +125,12 @@ def test_delta_rule(
     v_dim: int,
     by_element: bool,
     doubled_beta: bool,
+    lower_bound: float,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     sequences = draw_sequences(data, rng)
-    rule = Rule(rng, int(sequences.starts[-1]), k_heads, group, k_dim, v_dim, by_element, doubled_beta)
+    rule = Rule(rng, int(sequences.starts[-1]), k_heads, group, k_dim, v_dim, by_element, doubled_beta, lower_bound)
     after = rule.state.copy()
     got = rule.run(backend(isa, threads), after, sequences.arguments())
     touched = set(sequences.out.tolist())
@@ -137,6 +141,7 @@ def test_delta_rule(
             *(rule.rate, rule.bias, before),
             num_k_heads=k_heads,
             most_beta=1 + doubled_beta,
+            lower_bound=lower_bound,
         )
         # A head sums what it reads of the state with weights whose squares add up to 1 / k_dim.
         length, size = k_dim + end - begin, 4 * max(1.0, float(np.abs(before).max()))

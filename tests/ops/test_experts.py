@@ -156,10 +156,13 @@ def run_experts(
     b: Any, layer: Layer, x: Array, ids: Array, weights: Array, values: Array | None = None, **more: Any
 ) -> Array:
     """values: what out holds before."""
-    parts, inner = ids.size, layer.weights[0][0].shape[0]
+    parts, inner = ids.size, layer.weights[0][0].shape[0] * (2 if "activation" in more else 1)
     out = Output(x.shape, pad=(3, 1), values=values)
     scratch = [Output((parts, inner), pad=(1, 0)), Output((parts, x.shape[1]), pad=(0, 2))]
-    more = {key: tensor(out.view) if value is values else tensor(framed(value)) for key, value in more.items()}
+    more = {
+        key: value if key in ("activation", "limit") else tensor(out.view) if value is values else tensor(framed(value))
+        for key, value in more.items()
+    }
     b.experts(
         tensor(framed(x, (1, 2))), tensor(framed(ids, (1, 1))), tensor(framed(weights, (2, 1))),
         layer.gate_up, layer.down, tensor(out.view), *(tensor(s.view) for s in scratch), **more,
@@ -181,7 +184,7 @@ def test_experts(
 ) -> None:  # fmt: skip
     """Any routing, with and without gates, a shared expert, its gate, and a residual that may be the output."""
     rng, b = np.random.default_rng(seed), backend(isa, threads)
-    gated = data.draw(st.booleans())
+    gated, clamps = data.draw(st.sampled_from(((True, False), (False, False), (True, True))))
     layer = make_layer(b, rng, format, num_experts, hidden, inner, gated)
     top_k = data.draw(st.integers(1, num_experts))
     ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :top_k].astype(np.int32)
@@ -191,14 +194,17 @@ def test_experts(
     values = None
     if data.draw(st.booleans()):
         values = more["residual"] = support.activations(rng, num_tokens, hidden)
-    got = run_experts(b, layer, x, ids, weights, values, **more)
+    joined = {"activation": "clamped_silu", "limit": 0.5} if clamps else {}
+    got = run_experts(b, layer, x, ids, weights, values, **more, **joined)
 
     want, scale = np.zeros((num_tokens, hidden)), np.zeros((num_tokens, hidden))
     for t in range(num_tokens):
         for k in range(top_k):
             gate, up, down = layer.weights[ids[t, k]]
             seen = quantised_x(x[t : t + 1], layer.quantised) if layer.quantised else x[t : t + 1].astype(np.float64)
-            if gated:
+            if clamps:
+                h = oracle.join("clamped_silu", seen @ gate.T, seen @ up.T, 0.5)
+            elif gated:
                 h = oracle.linear(seen, [(gate, None), (up, None)], "act_mul")
             else:
                 h = oracle.linear(seen, [(up, None)])

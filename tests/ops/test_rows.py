@@ -296,6 +296,38 @@ def test_act_mul_of_an_up_that_lies_elsewhere(isa: str, threads: int, case: Rows
 @each_isa
 @each_threads
 @given(case=rows(num_tokens=support.sizes), spread=st.sampled_from((1.0, 6.0, 300.0)))
+def test_clamped_silu(isa: str, threads: int, case: Rows, spread: float) -> None:
+    """Gates and ups on both sides of the limit."""
+    gate_up = support.activations(case.rng(), case.num_tokens, 2 * case.size) * np.float32(spread)
+    out = Output((case.num_tokens, case.size), pad=case.pad_out)
+    call(backend(isa, threads), "act_mul", framed(gate_up, case.pad_in), out, "clamped_silu", None, 0.0, 0.0, 0.75)
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
+    want = oracle.join("clamped_silu", gate, up, 0.75)
+    assert_close(out.check(), want, length=1, scale=np.abs(want) + np.abs(gate * up) * 2.0**-104)
+
+
+GATES = ("sigmoid", "softplus")
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), group=st.sampled_from((2, 5, 16, 600)), activation=st.sampled_from(GATES))
+def test_a_gate_of_each_head(isa: str, threads: int, case: Rows, group: int, activation: str) -> None:
+    """One element of a gate for so many columns has the bits of as many equal ones; the result may be in up's place."""
+    rng = case.rng()
+    heads = 1 + case.size % 3
+    gate, up = (support.activations(rng, case.num_tokens, n) for n in (heads, heads * group))
+    whole, out = Output(up.shape), Output(up.shape, pad=case.pad_out, values=up)
+    call(backend(isa, 1), "act_mul", framed(np.repeat(gate, group, axis=1)), whole, activation, framed(up))
+    call(backend(isa, threads), "act_mul", framed(gate, case.pad_in), out, activation, out)
+    assert_bitwise(out.check(), whole.check())
+    want = oracle.join(activation, *(x.astype(np.float64) for x in (np.repeat(gate, group, axis=1), up)))
+    assert_close(whole.check(), want, length=1, scale=np.abs(want) + 2.0**-104)
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), spread=st.sampled_from((1.0, 6.0, 300.0)))
 def test_clamped_swiglu(isa: str, threads: int, case: Rows, spread: float) -> None:
     """Against the oracle, within the limits of gate and up and beyond; a NaN is not clamped away."""
     gate_up = support.activations(case.rng(), case.num_tokens, 2 * case.size) * np.float32(spread)

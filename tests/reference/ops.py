@@ -139,10 +139,14 @@ ACTIVATIONS = {
 }  # of an MLP
 
 
-def join(activation: str, gate: F64, up: F64) -> F64:
-    """activation(gate) * up; "clamped_swiglu": of gpt-oss; "sigmoid": of what attention gives."""
+def join(activation: str, gate: F64, up: F64, limit: float = 0) -> F64:
+    """activation(gate) * up; "clamped_swiglu": of gpt-oss; "clamped_silu": of Step; "sigmoid", "softplus": of gates."""
+    if activation == "clamped_silu":
+        return np.minimum(silu(gate), limit) * np.clip(up, -limit, limit)
     if activation == "sigmoid":
         return _sigmoid(gate) * up
+    if activation == "softplus":
+        return np.logaddexp(0, gate) * up
     if activation != "clamped_swiglu":
         return ACTIVATIONS[activation](gate) * up
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
@@ -609,7 +613,16 @@ def causal_conv(
 
 
 def delta_heads(
-    qkv: F64, a: F64, b: F64, decay_rate: F64, dt_bias: F64, state: F64, *, num_k_heads: int, most_beta: int = 1
+    qkv: F64,
+    a: F64,
+    b: F64,
+    decay_rate: F64,
+    dt_bias: F64,
+    state: F64,
+    *,
+    num_k_heads: int,
+    most_beta: int = 1,
+    lower_bound: float = 0,
 ) -> tuple[F64, F64]:
     """What the heads of one sequence give by the gated delta rule, from token to token; and the state behind it.
 
@@ -622,11 +635,9 @@ def delta_heads(
     q, k = (np.repeat(x.reshape(n, num_k_heads, k_dim), num_v_heads // num_k_heads, axis=1) for x in (q, k))
     q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
     q, v = q / np.sqrt(k_dim), v.reshape(n, num_v_heads, v_dim)
-    steps = np.logaddexp(0, a.astype(np.float64) + dt_bias).reshape(n, num_v_heads, -1, 1)
-    decay, beta = (
-        np.exp(decay_rate[:, None, None] * steps),
-        most_beta / (1 + np.exp(-b)),
-    )  # [n, V, 1 or k_dim, 1], [n, V]
+    steps, rate = (a.astype(np.float64) + dt_bias).reshape(n, num_v_heads, -1, 1), decay_rate[:, None, None]
+    exponents = lower_bound * _sigmoid(-rate * steps) if lower_bound else rate * np.logaddexp(0, steps)
+    decay, beta = np.exp(exponents), most_beta / (1 + np.exp(-b))  # [n, V, 1 or k_dim, 1], [n, V]
     out = np.empty((n, num_v_heads, v_dim))
     matrix = state.astype(np.float64)
     for t in range(n):

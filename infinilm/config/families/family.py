@@ -91,6 +91,7 @@ class Family:
     lone_sublayers: bool = False  # a layer is a mixer, an MLP or experts alone, as layer_types says
     decay: Decay = "of_head"  # of the delta rule, in layers with a state
     delta: Mapping[str, Any] = field(default_factory=dict)  # fields of DeltaSpec that the family decides
+    latent: Mapping[str, Any] = field(default_factory=dict)  # and of LatentSpec
     attention_beside: bool = False  # layers with a state have attention, too, which reads the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # the engine's activation; None: hidden_act says it

@@ -20,7 +20,18 @@ from infinilm.config.families.dense import DENSE_FAMILIES, MINISTRAL3_ROPE_INERT
 from infinilm.config.families.experts import EXPERT_COUNT, EXPERT_FAMILIES
 from infinilm.config.families.family import MULTIMODAL_ROPE_INERT, MULTIMODAL_ROPE_TYPES, Family
 from infinilm.config.families.latent import LATENT_FAMILIES
-from infinilm.config.families.names import GEMMA3, GLM4V, GLM4V_MOE, IDEFICS3, KIMI_K25, MISTRAL3, QWEN_VL, QWEN_VL_MOE
+from infinilm.config.families.names import (
+    GEMMA3,
+    GLM4V,
+    GLM4V_MOE,
+    GLM_OCR,
+    IDEFICS3,
+    KIMI_K25,
+    MISTRAL3,
+    PHI4_MULTIMODAL,
+    QWEN_VL,
+    QWEN_VL_MOE,
+)
 from infinilm.config.families.norms import NORM_FAMILIES
 from infinilm.config.families.shaped import SHAPED_FAMILIES
 from infinilm.config.families.state import STATE_FAMILIES
@@ -65,10 +76,49 @@ _QWEN2_VL = Family(
     text_model_types={"qwen2_vl_text": {}},
 )
 
+_GLM4V = Family(
+    architecture="Glm4vForConditionalGeneration",
+    model_type="glm4v",
+    other_model_types=("glm4v_text",),  # in GLM-4.6V
+    defaults={
+        **GLM_DEFAULTS,
+        "head_dim": None,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+        "bos_token_id": (),
+        "eos_token_id": (),
+    },
+    qkv_bias=True,
+    out_bias=False,
+    post_norms=True,
+    rope_pairs="neighbours",
+    names=GLM4V,
+    keys=frozenset({"partial_rotary_factor"}),
+    rope_types=MULTIMODAL_ROPE_TYPES,
+    rope_inert=MULTIMODAL_ROPE_INERT,
+    text_model_types={"glm4v_text": {}},
+)
+
 MULTIMODAL_FAMILIES: tuple[Family, ...] = (
     # With the text part of a family that is also published alone.
     _with_text_of("LlamaForCausalLM", "Idefics3ForConditionalGeneration", "idefics3", names=IDEFICS3),
     _with_text_of("LlamaForCausalLM", "SmolVLMForConditionalGeneration", "smolvlm", names=IDEFICS3),
+    _with_text_of(
+        "Phi3ForCausalLM",
+        "Phi4MultimodalForCausalLM",
+        "phi4_multimodal",
+        defaults={
+            **_TEXT["Phi3ForCausalLM"].defaults,
+            "vocab_size": 200064,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "pad_token_id": 199999,
+            "bos_token_id": (199999,),
+            "eos_token_id": (199999, 200020),
+        },
+        names=PHI4_MULTIMODAL,
+    ),
     _with_text_of("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "gemma3", names=GEMMA3),
     _with_text_of("Llama4ForCausalLM", "Llama4ForConditionalGeneration", "llama4"),
     _with_text_of("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "qwen3_5"),
@@ -150,28 +200,26 @@ MULTIMODAL_FAMILIES: tuple[Family, ...] = (
         rope_inert=MULTIMODAL_ROPE_INERT,
         text_model_types={"qwen3_vl_moe_text": {}},
     ),
-    Family(
-        architecture="Glm4vForConditionalGeneration",
-        model_type="glm4v",
-        other_model_types=("glm4v_text",),  # in GLM-4.6V
+    _GLM4V,
+    replace(
+        _GLM4V,
+        architecture="GlmOcrForConditionalGeneration",
+        model_type="glm_ocr",
+        other_model_types=(),
         defaults={
-            **GLM_DEFAULTS,
-            "head_dim": None,
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 1.0,
-            "bos_token_id": (),
-            "eos_token_id": (),
+            **_GLM4V.defaults,
+            "vocab_size": 59392,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "attention_bias": False,
         },
-        qkv_bias=True,
-        out_bias=False,
-        post_norms=True,
-        rope_pairs="neighbours",
-        names=GLM4V,
-        keys=frozenset({"partial_rotary_factor"}),
-        rope_types=MULTIMODAL_ROPE_TYPES,
-        rope_inert=MULTIMODAL_ROPE_INERT,
-        text_model_types={"glm4v_text": {}},
+        qkv_bias=False,
+        names=GLM_OCR,
+        text_model_types={"glm_ocr_text": {}},
     ),
     Family(
         architecture="Mistral3ForConditionalGeneration",

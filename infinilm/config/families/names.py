@@ -20,6 +20,7 @@ __all__ = [
     "AX_K1",
     "BAICHUAN",
     "BAICHUAN2",
+    "BAILING_HYBRID",
     "BAILING_MOE",
     "BAMBA",
     "BERT",
@@ -42,6 +43,7 @@ __all__ = [
     "GLM4",
     "GLM4V",
     "GLM4V_MOE",
+    "GLM_OCR",
     "GPT2",
     "GPT_BIGCODE",
     "GPT_J",
@@ -58,6 +60,7 @@ __all__ = [
     "JINA_V3",
     "KIMI_K25",
     "KIMI_LINEAR",
+    "LAGUNA",
     "LFM2",
     "LFM2_MOE",
     "LLAMA",
@@ -66,6 +69,7 @@ __all__ = [
     "MIMO",
     "MIMO_V2",
     "MINIMAX_M2",
+    "MINIMAX_M3",
     "MISTRAL3",
     "MISTRAL_OWN",
     "MIXTRAL",
@@ -80,6 +84,7 @@ __all__ = [
     "OPT",
     "PHI",
     "PHI3",
+    "PHI4_MULTIMODAL",
     "PHIMOE",
     "QWEN3_5",
     "QWEN3_5_MOE",
@@ -89,6 +94,7 @@ __all__ = [
     "QWEN_VL_MOE",
     "ROBERTA",
     "STARCODER2",
+    "STEP",
     "VAULT_GEMMA",
     "WRAPPED",
     "ZAMBA2",
@@ -155,8 +161,9 @@ class TensorNames:
         Beginnings of the names of heads of other tasks, which vectors do not need.
     zero_if_absent : frozenset of str
         Vectors of layers that files may leave out: they are zeros then.
-    not_read : tuple of str
-        Beginnings of the names of other parts of the model, such as a vision tower, which are not read.
+    not_read, not_read_of_layers : tuple of str
+        Beginnings of the names of other parts of the model, such as a vision tower, and of modules of layers, which are
+        not read.
     is_text : bool
         They are of a model of text, which may lie in a wrapper (`WRAPPED`). False: a part beside it, such as a tower,
         whose names are whole.
@@ -180,6 +187,7 @@ class TensorNames:
     heads: tuple[str, ...] = ()
     zero_if_absent: frozenset[str] = frozenset()
     not_read: tuple[str, ...] = ()
+    not_read_of_layers: tuple[str, ...] = ()
     is_text: bool = True
 
 
@@ -237,6 +245,8 @@ _GATE_UP: Mapping[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj",
 LLAMA = TensorNames()
 
 PHI3 = TensorNames(joined={**_QKV, **_GATE_UP})
+
+PHI4_MULTIMODAL = replace(PHI3, not_read=("model.embed_tokens_extend.",))
 
 GLM = TensorNames(joined=_GATE_UP)
 
@@ -345,6 +355,18 @@ _SHARED_EXPERTS: Mapping[str, str] = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
 
+# What chooses blocks of keys is not read: all are, in texts of the length that is computed.
+MINIMAX_M3 = replace(
+    MINIMAX_M2,
+    renamed={
+        **MINIMAX_M2.renamed,
+        **{name: (own.replace("mlp.", "block_sparse_moe."), own) for name, own in _SHARED_EXPERTS.items()},
+    },
+    joined=_GATE_UP,
+    not_read=("mtp.", "model.mtp."),
+    not_read_of_layers=("self_attn.index",),
+)
+
 DEEPSEEK_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED, later_layers=True)
 
 # Published routers have no correction.
@@ -369,6 +391,31 @@ MIMO_V2 = TensorNames(
     renamed={"self_attn.sinks": ("self_attn.attention_sink_bias", "self_attn.sinks")},
     stacked=_STACKED,
     not_read=("model.mtp.",),
+)
+
+LAGUNA = TensorNames(
+    renamed={
+        "self_attn.gate_proj": "self_attn.g_proj",
+        **{name: (name, own) for name, own in _SHARED_EXPERTS.items()},
+        "mlp.gate.e_score_correction_bias": (
+            "mlp.experts.e_score_correction_bias",
+            "mlp.gate.e_score_correction_bias",
+        ),
+    },
+    stacked=_STACKED,
+)
+
+# Names of the hub, and those of the modules of transformers.
+STEP = TensorNames(
+    renamed={
+        "self_attn.gate_proj": "self_attn.g_proj",
+        "mlp.gate": ("moe.gate", "mlp.gate"),
+        "mlp.gate.e_score_correction_bias": ("moe.router_bias", "mlp.gate.e_score_correction_bias"),
+        **{name: (name.replace("mlp.shared_expert.", "share_expert."), own) for name, own in _SHARED_EXPERTS.items()},
+    },
+    stacked={f"moe.{part}_proj.weight": (f"mlp.experts.{{}}.{part}_proj",) for part in ("gate", "up", "down")},
+    later_layers=True,
+    not_read=("vision_model.", "vit_large_projector."),
 )
 
 AFMOE = TensorNames(
@@ -486,6 +533,36 @@ KIMI_LINEAR = TensorNames(
         },
     },
     stacked=_STACKED,
+)
+
+# Names of the hub, and those that transformers writes.
+BAILING_HYBRID = replace(
+    BAILING_MOE,
+    joined={},
+    renamed={
+        **{
+            f"{mixer}.{name}": (f"attention.{own}", f"self_attn.{own}")
+            for mixer, modules in (
+                (
+                    "linear_attn",
+                    {name: name for name in ("q_proj", "k_proj", "v_proj", "q_conv1d", "k_conv1d", "v_conv1d")}
+                    | {name: name for name in ("f_proj", "g_proj", "b_proj", "A_log", "dt_bias")}
+                    | {"norm": "o_norm"},
+                ),
+                (
+                    "self_attn",
+                    {name: name for name in ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")}
+                    | {name: name for name in ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")}
+                    | {"gate_proj": "g_proj"},
+                ),
+            )
+            for name, own in modules.items()
+        },
+        "linear_attn.out_proj": ("attention.dense", "self_attn.o_proj"),
+        "self_attn.o_proj": ("attention.dense", "self_attn.o_proj"),
+        **_SHARED_EXPERTS,
+        "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
+    },
 )
 
 OLMO_HYBRID = TensorNames(
@@ -843,6 +920,7 @@ WRAPPED = (
     ("model.language_model.model.", "model.language_model."),  # of HyperCLOVA X, as published
     *_TEXT_PREFIXES[:2],
     ("model.text_model.", ""),
+    ("language_model.backbone.", "language_model."),  # of Nemotron-H
 )
 
 _VISUAL = ("visual.", "model.visual.")
@@ -852,6 +930,8 @@ QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=_VISUAL)
 QWEN_VL_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, stacked_as="columns", not_read=_VISUAL)
 
 GLM4V = TensorNames(_TEXT_PREFIXES, renamed=GLM4.renamed, joined=GLM4.joined, not_read=_VISUAL)
+
+GLM_OCR = replace(GLM4V, later_layers=True)
 
 GLM4V_MOE = replace(DEEPSEEK_MOE, prefixes=_TEXT_PREFIXES, not_read=_VISUAL)
 

@@ -9,7 +9,7 @@ from infinilm.checks import as_boolean, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import ModelFields
 from infinilm.config.json.keys import UNSUPPORTED
-from infinilm.config.spec import LONE_SUBLAYERS, rotary_dim
+from infinilm.config.spec import LONE_SUBLAYERS
 from infinilm.config.sublayers.delta import STATE_LAYER
 from infinilm.config.sublayers.mamba import MAMBA_KEYS
 from infinilm.config.sublayers.shared_block import HYBRID_LAYER, SHARED_BLOCK_KEYS
@@ -77,6 +77,7 @@ def check_family_keys(config: ModelFields, family: Family) -> None:
         "clip_qkv",
         "final_logit_softcapping",
         "rope_local_base_freq",
+        "swa_partial_rotary_factor",
     ):
         if getattr(config, key) is not None:
             check_positive(key, getattr(config, key))
@@ -90,13 +91,17 @@ def check_family_keys(config: ModelFields, family: Family) -> None:
     check_positive("attn_scale", config.attn_scale)
     if config.sliding_window_pattern is not None:
         as_integer("sliding_window_pattern", config.sliding_window_pattern)
-    if config.partial_rotary_factor > 1:
-        raise ConfigError(f"partial_rotary_factor must be at most 1; got {config.partial_rotary_factor}")
-    if config.partial_rotary_factor < 1 and (rotary_dim(config) < 2 or rotary_dim(config) % 2):
-        raise ConfigError(
-            "head_dim * partial_rotary_factor must be even and >= 2, because RoPE rotates pairs; got "
-            f"{config.head_dim} * {config.partial_rotary_factor}"
-        )
+    for key in ("partial_rotary_factor", "swa_partial_rotary_factor"):
+        part = getattr(config, key)
+        if part is None:
+            continue
+        if part > 1:
+            raise ConfigError(f"{key} must be at most 1; got {part}")
+        turned = int(config.head_dim * part)
+        if part < 1 and (turned < 2 or turned % 2):
+            raise ConfigError(
+                f"head_dim * {key} must be even and >= 2, because RoPE rotates pairs; got {config.head_dim} * {part}"
+            )
     if config.no_rope_layer_interval is not None:
         as_integer("no_rope_layer_interval", config.no_rope_layer_interval, least=0)
     layers = config.no_rope_layers

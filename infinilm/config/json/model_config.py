@@ -93,6 +93,8 @@ class ModelConfig(ModelFields):
         0: the heads of linear attention (the gated delta rule), their sizes, and the tokens its convolution sees.
     full_attention_interval
         None: every n-th layer has attention, others linear attention, where layer_types says nothing.
+    kda_lower_bound
+        0.0: the logarithm of a decay is at least this, and comes through a sigmoid (Ling 3); 0: there is no bound.
     conv_L_cache, block_auto_adjust_ff_dim
         0, False: the tokens that a gated short convolution sees, in the layers that `layer_types` calls "conv" (LFM2);
         and whether intermediate_size is to be adjusted, as LFM2's files ask for, which reading them does.
@@ -130,8 +132,12 @@ class ModelConfig(ModelFields):
         with that of the experts of all tokens, also "average". Cohere 2 has these.
     enable_moe_block
         False: whether layers have experts beside their MLPs, in families that can (Gemma 4).
-    swa_num_key_value_heads
-        None: heads of k and v in layers with a window (None: as others), in families that differ so (MiMo V2).
+    swa_num_key_value_heads, swa_num_attention_heads, swa_partial_rotary_factor
+        None: heads of k and v, or of q, in layers with a window, and the part of a head that RoPE turns there (None: as
+        in others), in families that differ so (MiMo V2, Step 3.5).
+    swiglu_limits, swiglu_limits_shared
+        None: what silu of a gate is at most, and up in both directions, in a list of all layers, 0 or None where there
+        is no limit: of experts, and of MLPs and the expert of all tokens (Step 3.5).
     global_head_dim, num_global_key_value_heads, attention_k_eq_v
         None, None, False: head_dim of the layers without a window (None: as others), and with attention_k_eq_v, which
         takes what k_proj gives as their values too, the heads of k and v.
@@ -150,6 +156,8 @@ class ModelConfig(ModelFields):
         values; whether RoPE turns elements 2i and 2i + 1 together, not i and i + qk_rope_head_dim / 2.
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
+    gating
+        "per-head", or True: attention of Laguna has a gate of each head; "per-element": of each element.
     clip_qkv
         None: elements of q, k and v are clipped to lie between -clip_qkv and clip_qkv, where a family has that (OLMo 1,
         MPT).
@@ -362,7 +370,8 @@ class ModelConfig(ModelFields):
         as_integer("max_window_layers", self.max_window_layers, least=0)
         if self.sliding_window is not None:
             as_integer("sliding_window", self.sliding_window)
-        for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "norm_head", "use_bidirectional_attention"):
+        switches = ("attention_bias", "mlp_bias", "tie_word_embeddings", "norm_head", "lm_head_bias")
+        for key in (*switches, "use_bidirectional_attention"):
             as_boolean(key, getattr(self, key), error=ConfigError)
         if self.use_sliding_window is not None:
             as_boolean("use_sliding_window", self.use_sliding_window, error=ConfigError)
@@ -520,6 +529,10 @@ _KNOWN_KEYS = (
         "shared_intermediate_size",
         DUAL_CHUNK,
     }
+    | {"sparse_attention_config", "index_block_size", "index_topk_blocks", "index_local_blocks"}
+    | {"dense_intermediate_size"}
+    | {"short_conv_kernel_size", "kda_safe_gate"}
+    | {"num_attention_heads_per_layer", "moe_layers_enum", "attention_other_setting", "partial_rotary_factors"}
     | {"full_attn_idxs", "block_ffn_dim_multiplier", "block_multiple_of"}
     | {old for old, _ in _OTHER_NAMES}
     | {key for family in FAMILIES.values() for key in (*family.other_keys, *family.fixed_keys, *family.ignored_keys)}

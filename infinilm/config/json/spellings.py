@@ -11,6 +11,7 @@ from typing import Any
 from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import COMMON_DEFAULTS
+from infinilm.config.json.step import layers_of_laguna, layers_of_step
 from infinilm.config.sublayers.delta import STATE_LAYER
 from infinilm.config.sublayers.shared_block import HYBRID_LAYER
 from infinilm.config.sublayers.short_conv import CONV_LAYER
@@ -248,6 +249,42 @@ def _layers_of_mimo(values: dict[str, Any], family: Family) -> None:
         values["swa_num_key_value_heads"] = 2 * as_integer("num_key_value_heads", heads)
 
 
+def _layers_of_minimax_m3(values: dict[str, Any], family: Family) -> None:
+    """Bring MiniMax M3's sizes and layers to the keys of others, and limit texts to what reads all blocks of keys.
+
+    `intermediate_size` is that of experts. Layers choose `index_topk_blocks` blocks of `index_block_size` keys, which
+    are all of a text that has no more.
+    """
+    own = values.pop("sparse_attention_config", None) or {}
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"sparse_attention_config must be an object; got {short_repr(own)}")
+    numbers = {"index_block_size": ("sparse_block_size", 128), "index_topk_blocks": ("sparse_topk_blocks", 16)}
+    most = 1
+    for key, (old, default) in numbers.items():
+        value = values.pop(key, None) or own.get(old) or default
+        most *= as_integer(key, value, below=2**15)
+    for key in ("index_n_heads", "index_head_dim", "index_local_blocks"):
+        values.pop(key, None)
+    kinds, chooses = values.pop("layer_types", None), own.get("sparse_attention_freq") or ()
+    if kinds is not None and (not isinstance(kinds, list) or set(kinds) - {"full_attention", "minimax_m3_sparse"}):
+        raise ConfigError(
+            f"layer_types must be a list of 'full_attention' and 'minimax_m3_sparse'; got {short_repr(kinds)}"
+        )
+    if any(chooses) or "minimax_m3_sparse" in (kinds or ()):
+        _limit_positions(values, most, "attention over blocks of keys that are chosen")
+    frequency = values.pop("moe_layer_freq", None)
+    if isinstance(frequency, list) and values.get("mlp_layer_types") is None:
+        values["mlp_layer_types"] = ["sparse" if has_experts else "dense" for has_experts in frequency]
+    if values.get("hidden_act") == "swigluoai":
+        del values["hidden_act"]
+    dense_size, shared_size = values.pop("dense_intermediate_size", None), values.pop("shared_intermediate_size", None)
+    if values.get("moe_intermediate_size") is None:
+        defaults = family.defaults
+        values["moe_intermediate_size"] = values.get("intermediate_size") or defaults["moe_intermediate_size"]
+        values["intermediate_size"] = dense_size or defaults["intermediate_size"]
+        values["shared_expert_intermediate_size"] = shared_size or defaults["shared_expert_intermediate_size"]
+
+
 def _root_of_hidden(values: dict[str, Any], family: Family) -> None:
     """Bring `mup_enabled`, which multiplies the embedding by the root of hidden_size, to `embedding_multiplier`."""
     scaled = values.pop("mup_enabled", None)
@@ -390,6 +427,27 @@ def _layers_of_kimi(values: dict[str, Any], family: Family) -> None:
             f"{short_repr(attention)}"
         )
     values["layer_types"] = ["full_attention" if layer in attention else STATE_LAYER for layer in layers]
+
+
+def _sizes_of_ling(values: dict[str, Any], family: Family) -> None:
+    """Bring Ling 3's sizes of layers with a state, which are those of heads of attention, to the keys of others.
+
+    In files that transformers saved again `head_dim` is the part of a head that RoPE turns.
+    """
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    size, own = values.pop("head_dim", None), values.pop("linear_head_dim", None)
+    if own is not None:
+        size = own
+    heads = values.pop("linear_num_heads", None) or values.get("num_attention_heads") or defaults["num_attention_heads"]
+    for name in ("key", "value"):
+        if values.get(f"linear_{name}_head_dim") is None and size is not None:
+            values[f"linear_{name}_head_dim"] = size
+        if values.get(f"linear_num_{name}_heads") is None:
+            values[f"linear_num_{name}_heads"] = heads
+    rename(values, "short_conv_kernel_size", "linear_conv_kernel_dim")
+    safe = values.pop("kda_safe_gate", None)
+    if safe is not None and not as_boolean("kda_safe_gate", safe, error=ConfigError):
+        values["kda_lower_bound"] = 0.0
 
 
 def _head_of_mamba(values: dict[str, Any], family: Family) -> None:
@@ -654,6 +712,9 @@ _KEYS_OF_FAMILIES = (
     ("topk_method", _groups_by_method),
     ("hybrid_layer_pattern", _layers_of_mimo),
     ("prefix_dense_sliding_window_pattern", _layers_of_cohere),
+    ("swiglu_limits_shared", layers_of_step),
+    ("num_attention_heads_per_layer", layers_of_laguna),
+    ("sparse_attention_config", _layers_of_minimax_m3),
     ("mlp_layer_types", _dense_by_type),
     *((key, _four_times_hidden) for key in ("n_inner", "ffn_hidden_size", "expansion_ratio")),
     ("word_embed_proj_dim", _width_of_embedding),
@@ -662,6 +723,7 @@ _KEYS_OF_FAMILIES = (
     ("logit_scale", _logit_scale),
     ("conv_L_cache", _sizes_of_lfm2),
     ("linear_attn_config", _layers_of_kimi),
+    ("kda_lower_bound", _sizes_of_ling),
     ("mamba_n_heads", _head_of_mamba),
     ("position_embedding_type", _layers_of_granite),
     ("hybrid_override_pattern", _layers_of_nemotron),
@@ -740,7 +802,11 @@ def _of_full_attention(values: dict[str, Any], key: str, given: Mapping[str, Any
             "take; give one set for all layers"
             + (", or 'full_attention' and 'sliding_attention'" if "rope_local_base_freq" in family.keys else "")
         )
-    same = {"rope_theta"} | {name for name in ("partial_rotary_factor",) if sliding.get(name) == full.get(name)}
+    part, own_part = "partial_rotary_factor", "swa_partial_rotary_factor"
+    same = {"rope_theta"} | ({part} if sliding.get(part) == full.get(part) or own_part in family.keys else set())
+    if own_part in family.keys:
+        values[f"{key}: sliding_attention: {part}"] = sliding.get(part, 1.0)
+        rename(values, f"{key}: sliding_attention: {part}", own_part)
     others = {name: value for name, value in sliding.items() if name not in same and value is not None}
     if others not in ({}, {"rope_type": "default"}):
         raise ConfigError(f"{key}: sliding_attention: expected rope_theta alone, got {short_repr(dict(sliding))}")

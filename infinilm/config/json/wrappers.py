@@ -21,6 +21,7 @@ from infinilm.errors import ConfigError
 __all__ = ["WRAPPERS", "unwrapped"]
 
 _TEXT = ("text_config",)
+_LLM = ("text_config", "llm_config")
 
 WRAPPERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -52,13 +53,18 @@ WRAPPERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "MiniCPMOcrForConditionalGeneration": ("minicpm_ocr", _TEXT),
         "MiniCPMV4_6ForConditionalGeneration": ("minicpmv4_6", _TEXT),
         "MiniCPMV4_7ForConditionalGeneration": ("minicpmv4_7", _TEXT),
+        "MiniMaxM3SparseForConditionalGeneration": ("minimax_m3_vl", _TEXT),
         "MossTranscribeDiarizeForConditionalGeneration": ("moss_transcribe_diarize", _TEXT),
         "MusicFlamingoForConditionalGeneration": ("musicflamingo", _TEXT),
+        "NemotronH_Nano_VL_V2": ("NemotronH_Nano_VL_V2", _LLM),
+        "NemotronH_Omni_Reasoning_V3": ("nemotron_h_omni", _LLM),
+        "OmniASRForConditionalGeneration": ("omniasr", _TEXT),
         "Ovis2ForConditionalGeneration": ("ovis2", _TEXT),
         "PerceptionLMForConditionalGeneration": ("perception_lm", _TEXT),
         "QianfanOCRForConditionalGeneration": ("qianfan_ocr", _TEXT),
         "Qwen2AudioForConditionalGeneration": ("qwen2_audio", _TEXT),
         "Qwen3ASRForConditionalGeneration": ("qwen3_asr", _TEXT),
+        "Step3p7ForConditionalGeneration": ("step3p7", _TEXT),
         "VibeVoiceAsrForConditionalGeneration": ("vibevoice_asr", _TEXT),
         "VideoLlama3ForConditionalGeneration": ("video_llama_3", _TEXT),
         "VideoLlavaForConditionalGeneration": ("video_llava", _TEXT),
@@ -66,7 +72,7 @@ WRAPPERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "VoxtralForConditionalGeneration": ("voxtral", _TEXT),
     }
 )
-"""By the name in `architectures`: the `model_type`, and the keys that lead to the configuration of the text part."""
+"""By the name in `architectures`: the `model_type`, and the keys of which one has the text part's configuration."""
 
 # Wrappers with a row of their own, which is of other text parts than these, by their model_type.
 _OTHER_TEXT: Mapping[str, frozenset[str]] = {"Mistral3ForConditionalGeneration": frozenset({"mistral4"})}
@@ -79,7 +85,7 @@ _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_t
 
 
 def _keys_of_text(name: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys that lead to the text part of a wrapper; none: it is no wrapper of any family."""
+    """Return the keys of which one has the text part of a wrapper; none: it is no wrapper of any family."""
     if name in WRAPPERS:
         return WRAPPERS[name][1]
     text = values.get("text_config")
@@ -99,16 +105,15 @@ def unwrapped(values: Mapping[str, Any]) -> Mapping[str, Any]:
     name = names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(values.get("model_type")))
     if not isinstance(name, str) or not (keys := _keys_of_text(name, values)):
         return values
-    part: Any = values
-    for key in keys:
-        part = part.get(key)
-        if not isinstance(part, Mapping):
-            raise ConfigError(f"{key} of {name}, which is its text part, must be an object; got {short_repr(part)}")
+    key = next((key for key in keys if values.get(key) is not None), keys[0])
+    part: Any = values.get(key)
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"{key} of {name}, which is its text part, must be an object; got {short_repr(part)}")
     classes = part.get("architectures")
     own = classes[0] if isinstance(classes, list) and classes else None
-    kind = part.get("model_type")
+    kind: Any = part.get("model_type")
     if kind is None and own is None:
-        raise ConfigError(f"{keys[-1]} of {name} has no model_type, which names the family of its text")
+        raise ConfigError(f"{key} of {name} has no model_type, which names the family of its text")
     family = family_of(own) if isinstance(own, str) and own in FAMILIES else family_of_model_type(kind)
     kinds: Mapping[str, Mapping[str, Any]] = {kind or family.model_type: {}}
     given = {key: values[key] for key in _SHARED if values.get(key) is not None} | {"text_config": part}

@@ -30,12 +30,14 @@ class AttentionConfig(Sizes):
     no_rope_layer_interval: int | None = None  # None: every layer has RoPE
     attention_multiplier: float | None = None  # None: head_dim ** -0.5
     use_qk_norm: bool = False
+    gating: bool | str = "per-head"  # a gate of each head, as True, or of each element, "per-element"
     clip_qkv: float | None = None  # elements of q, k and v are at most this far from 0
     query_pre_attn_scalar: float | None = None  # None: head_dim; scores are divided by its root
     attn_logit_softcapping: float | None = None
     use_bidirectional_attention: bool = False  # tokens see those behind them, too
     sliding_window_pattern: int | None = None  # every n-th layer sees everything; None: as max_window_layers says
     rope_local_base_freq: float | None = None  # rope_theta of layers with a window; None: that of the others
+    swa_partial_rotary_factor: float | None = None  # of layers with a window; None: partial_rotary_factor
     attention_chunk_size: int | None = None
     attn_temperature_tuning: bool | int = False
     floor_scale: int = 8192

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infinilm._core import DELTA_MOST_K_DIM, DELTA_MOST_TAPS, DeltaSpec
-from infinilm.checks import INT_LIMIT, as_boolean, as_integer
+from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.sublayers.shared_block import HYBRID_LAYER
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 from infinilm.errors import ConfigError
@@ -29,10 +29,11 @@ class DeltaConfig(Sizes):
     linear_value_head_dim: int = 0
     linear_conv_kernel_dim: int = 0
     linear_allow_neg_eigval: bool = False  # what a token changes of a state is twice as much
+    kda_lower_bound: float = 0.0  # of the logarithms of decays, which come through a sigmoid then; 0: there is none
     full_attention_interval: int | None = None  # None: no layer has a state unless layer_types says so
 
 
-DELTA_KEYS = frozenset(defaults_of(DeltaConfig)) - {"linear_allow_neg_eigval"}
+DELTA_KEYS = frozenset(defaults_of(DeltaConfig)) - {"linear_allow_neg_eigval", "kda_lower_bound"}
 
 Decay = Literal["of_head", "of_element"]
 """What decays at its own rate: a state, or each of its rows, of which the rates come through as many elements as a key
@@ -70,6 +71,10 @@ def delta_spec(config: DeltaConfig, decay: Decay = "of_head") -> DeltaSpec:
     spec.by_element = spec.apart = decay == "of_element"
     spec.doubled_beta = as_boolean("linear_allow_neg_eigval", config.linear_allow_neg_eigval, error=ConfigError)
     spec.gate_rank = spec.k_dim if spec.by_element else 0
+    bound = config.kda_lower_bound
+    if not isinstance(bound, (int, float)) or isinstance(bound, bool) or not -1e6 < bound <= 0:
+        raise ConfigError(f"kda_lower_bound must be a number <= 0; got {short_repr(bound)}")
+    spec.lower_bound = float(bound)
     k_size, v_size = spec.num_k_heads * spec.k_dim, spec.num_v_heads * spec.v_dim
     if 2 * (k_size + v_size + spec.num_v_heads) >= INT_LIMIT:
         raise ConfigError("the heads of linear attention have more than 2**31 elements together")

@@ -15,7 +15,16 @@ from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 from infinilm.errors import ConfigError
 
-__all__ = ["COMBINATION_KEYS", "DEEPSEEK_KEYS", "EXPERT_KEYS", "ExpertConfig", "Routing", "experts_spec"]
+__all__ = [
+    "COMBINATION_KEYS",
+    "DEEPSEEK_KEYS",
+    "EXPERT_KEYS",
+    "LIMIT_KEYS",
+    "ExpertConfig",
+    "Routing",
+    "activation_limits",
+    "experts_spec",
+]
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -41,6 +50,10 @@ class ExpertConfig(Sizes):
     router_jitter_noise: float = 0.0  # half the tolerance of "sparse_mixer"
     expert_selection_fn: str = "softmax"  # or "sigmoid"
     shared_expert_combination_strategy: str = "sum"  # or "average": of a token's experts and those of all tokens
+    # Of each layer, what silu of a gate is at most, and up in both directions: of experts, and of MLPs and the expert
+    # of all tokens. None, and 0 or None in them: no limit.
+    swiglu_limits: list[float | None] | None = None
+    swiglu_limits_shared: list[float | None] | None = None
 
 
 _DEEPSEEK = {"n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor"}
@@ -48,10 +61,14 @@ _DEEPSEEK = {"n_shared_experts", "first_k_dense_replace", "n_group", "topk_group
 COMBINATION_KEYS = frozenset({"expert_selection_fn", "shared_expert_combination_strategy"})
 """How experts are scored and joined, where that is a choice of a checkpoint, as in Cohere 2."""
 
+LIMIT_KEYS = frozenset({"swiglu_limits", "swiglu_limits_shared"})
+"""Limits of layers, as in Step 3.5 and 3.7."""
+
 EXPERT_KEYS = frozenset(
     defaults_of(ExpertConfig).keys()
     - _DEEPSEEK
     - COMBINATION_KEYS
+    - LIMIT_KEYS
     - {"enable_moe_block", "moe_latent_size", "router_jitter_noise"}
 )
 """The keys of families that are like Qwen's."""
@@ -81,8 +98,37 @@ class Routing:
     post_norm: bool = False  # what experts give is normed before it joins the residual stream
 
 
+def activation_limits(config: ExpertConfig, activation: str) -> tuple[tuple[float, float], ...]:
+    """Return the limits of each layer: of its experts, and of its MLP or the expert of all tokens; 0: none.
+
+    `activation`: that of the model. ConfigError: a key is wrong, or limits are of another activation than silu.
+    """
+    of_keys = []
+    for key in sorted(LIMIT_KEYS):
+        limits = getattr(config, key)
+        if limits is None:
+            limits = [0] * config.num_hidden_layers
+        if (
+            not isinstance(limits, (list, tuple))
+            or len(limits) != config.num_hidden_layers
+            or not all(map(_is_limit, limits))
+        ):
+            raise ConfigError(
+                f"{key} must be null or a list of num_hidden_layers = {config.num_hidden_layers} numbers >= 0, 0 or "
+                f"null for a layer without a limit; got {short_repr(limits)}"
+            )
+        if any(limits) and activation != "silu":
+            raise ConfigError(f"{key} are limits of silu, and hidden_act is {activation!r}")
+        of_keys.append([float(limit or 0) for limit in limits])
+    return tuple(zip(*of_keys, strict=True))
+
+
+def _is_limit(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9)
+
+
 def experts_spec(
-    config: ExpertConfig, routing: Routing, mlp: Callable[..., MlpSpec]
+    config: ExpertConfig, routing: Routing, mlp: Callable[..., MlpSpec], shared_mlp: Callable[..., MlpSpec]
 ) -> tuple[tuple[bool, ...], ExpertsSpec | None]:
     """Return which layers have experts, and what these are; None: no layer has any.
 
@@ -90,8 +136,8 @@ def experts_spec(
     ----------
     config, routing
         The model's fields, and what its family says of routers.
-    mlp
-        Makes an MLP of the model, by its size and `bias`.
+    mlp, shared_mlp
+        Make an expert of a token, and that of all tokens, by its size and `bias`.
 
     Raises
     ------
@@ -147,7 +193,7 @@ def experts_spec(
         top_k=_at_most("num_experts_per_tok", config.num_experts_per_tok, in_reach, "experts"),
         expert=mlp(size, bias=routing.bias),
         latent_size=0 if latent is None else as_integer("moe_latent_size", latent, below=limit),
-        shared=mlp(shared, bias=False) if shared else None,
+        shared=shared_mlp(shared, bias=False) if shared else None,
         shared_gate=routing.shared_gate and shared > 0,
         router_bias=routing.bias,
         scoring=scoring,

@@ -25,6 +25,7 @@ class LayerShapeConfig(Sizes):
     global_head_dim: int | None = None  # None: head_dim
     num_global_key_value_heads: int | None = None  # None: num_key_value_heads
     swa_num_key_value_heads: int | None = None  # of layers with a window; None: num_key_value_heads
+    swa_num_attention_heads: int | None = None  # of layers with a window; None: num_attention_heads
     attention_k_eq_v: bool = False
     num_kv_shared_layers: int = 0
     use_double_wide_mlp: bool = False
@@ -32,7 +33,7 @@ class LayerShapeConfig(Sizes):
     vocab_size_per_layer_input: int | None = None  # None: vocab_size
 
 
-LAYER_KEYS = frozenset(defaults_of(LayerShapeConfig)) - {"swa_num_key_value_heads"}
+LAYER_KEYS = frozenset(defaults_of(LayerShapeConfig)) - {"swa_num_key_value_heads", "swa_num_attention_heads"}
 """The keys of Gemma 4."""
 
 
@@ -40,6 +41,7 @@ LAYER_KEYS = frozenset(defaults_of(LayerShapeConfig)) - {"swa_num_key_value_head
 class LayerShape:
     """One layer."""
 
+    num_heads: int
     head_dim: int
     num_kv_heads: int
     intermediate_size: int  # inner size of the MLP
@@ -62,17 +64,24 @@ def layer_shapes(config: LayerShapeConfig, windows: Sequence[int]) -> tuple[Laye
     if config.num_global_key_value_heads is not None and config.attention_k_eq_v:
         global_heads = as_integer("num_global_key_value_heads", config.num_global_key_value_heads, below=INT_LIMIT)
     heads, window_heads = config.num_attention_heads, config.num_key_value_heads
+    window_queries = heads
+    if config.swa_num_attention_heads is not None:
+        window_queries = as_integer("swa_num_attention_heads", config.swa_num_attention_heads, below=INT_LIMIT)
     if config.swa_num_key_value_heads is not None:
         window_heads = as_integer("swa_num_key_value_heads", config.swa_num_key_value_heads, below=INT_LIMIT)
-        if heads % window_heads:
-            raise ConfigError(
-                f"num_attention_heads ({heads}) must be a multiple of swa_num_key_value_heads ({window_heads})"
-            )
+    if window_queries % window_heads:
+        queries, keys = (
+            key if getattr(config, f"swa_{key}") is None else f"swa_{key}"
+            for key in ("num_attention_heads", "num_key_value_heads")
+        )
+        raise ConfigError(f"{queries} ({window_queries}) must be a multiple of {keys} ({window_heads})")
     if heads % global_heads:
         raise ConfigError(
             f"num_attention_heads ({heads}) must be a multiple of num_global_key_value_heads ({global_heads})"
         )
-    if (heads + 2 * global_heads) * global_dim >= INT_LIMIT or 4 * config.intermediate_size >= INT_LIMIT:
+    if (
+        max(heads, window_queries) + 2 * global_heads
+    ) * global_dim >= INT_LIMIT or 4 * config.intermediate_size >= INT_LIMIT:
         raise ConfigError("a layer has more than 2**31 elements of heads, or of an MLP")
     first_shared = layers - shared
     shapes = []
@@ -89,6 +98,7 @@ def layer_shapes(config: LayerShapeConfig, windows: Sequence[int]) -> tuple[Laye
         wide = owner is not None and config.use_double_wide_mlp
         shapes.append(
             LayerShape(
+                window_queries if window else heads,
                 config.head_dim if window else global_dim,
                 window_heads if window else global_heads,
                 config.intermediate_size * (2 if wide else 1),

@@ -185,7 +185,7 @@ class TowerConfig:
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """The shape of each layer, for those who look for its tensors."""
-        shape = LayerShape(self.head_dim, self.num_kv_heads, self.intermediate_size, 0)
+        shape = LayerShape(self.num_heads, self.head_dim, self.num_kv_heads, self.intermediate_size, 0)
         return [shape] * self.num_layers
 
     def place(self, stored: Collection[str]) -> TowerPlace | None:

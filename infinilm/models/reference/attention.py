@@ -67,7 +67,8 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
         )[..., :value_dim]
     if spec.output_gate:
         gate = s.linear(h, s.name("self_attn.gate_proj"), spec.qkv_bias)
-        attended = attended * sigmoid(gate).reshape(attended.shape)
+        gate = np.logaddexp(s.scalar(0), gate) if spec.softplus_gate else sigmoid(gate)
+        attended = attended * gate.reshape(num_tokens, spec.num_heads, 1 if spec.gate_by_head else value_dim)
     attended = s.emit("attention", attended)
     return s.linear(attended.reshape(num_tokens, -1), s.name("self_attn.o_proj"), spec.out_bias)
 

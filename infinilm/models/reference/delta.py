@@ -42,9 +42,13 @@ def delta_rule(s: Step, spec: DeltaSpec, h: Array) -> Array:
     q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + s.scalar(1e-6)) for x in (q, k))
     q = q / np.sqrt(s.scalar(spec.k_dim))
     v = v.reshape(num_tokens, spec.num_v_heads, spec.v_dim)
-    softplus = np.logaddexp(s.scalar(0), a + s.weights[f"{at}.dt_bias"]).reshape(num_tokens, spec.num_v_heads, -1, 1)
+    steps = (a + s.weights[f"{at}.dt_bias"]).reshape(num_tokens, spec.num_v_heads, -1, 1)
     rate = np.exp(s.weights[f"{at}.A_log"])[:, None, None]
-    decay = np.exp(-rate * softplus)  # [num_tokens, num_v_heads, 1 or k_dim, 1]
+    if spec.lower_bound:
+        exponents = s.scalar(spec.lower_bound) * sigmoid(rate * steps)
+    else:
+        exponents = -rate * np.logaddexp(s.scalar(0), steps)
+    decay = np.exp(exponents)  # [num_tokens, num_v_heads, 1 or k_dim, 1]
     beta = sigmoid(b) * s.scalar(2 if spec.doubled_beta else 1)
     out = np.empty_like(v)
     for row, own in enumerate(s.rows):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from infinilm._core import ExpertsSpec, MlpSpec
-from infinilm.models.reference.mlp import mlp
-from infinilm.models.reference.ops import JOINS, Array, sigmoid
+from infinilm.models.reference.mlp import joined, mlp
+from infinilm.models.reference.ops import Array, sigmoid
 from infinilm.models.reference.step import Step
 
 __all__ = ["experts", "experts_beside_mlp", "route", "router_logits"]
@@ -27,7 +27,7 @@ def experts(s: Step, spec: ExpertsSpec, x: Array, logits: Array) -> Array:
     def expert(own: MlpSpec, h: Array, name: str) -> Array:
         up = s.linear(h, f"{at}.{name}.up_proj", own.bias)
         gate, up = (s.linear(h, f"{at}.{name}.gate_proj", own.bias), up) if own.gated else (up, np.ones_like(up))
-        return s.linear(JOINS[own.activation](gate, up), f"{at}.{name}.down_proj", own.bias)
+        return s.linear(joined(own, gate, up), f"{at}.{name}.down_proj", own.bias)
 
     read = s.linear(x, f"{at}.fc1_latent_proj", False) if spec.latent_size else x
     out = np.zeros_like(read)

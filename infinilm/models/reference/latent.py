@@ -8,7 +8,7 @@ import numpy as np
 
 from infinilm._core import IndexerSpec, LatentSpec
 from infinilm.models.reference.attention import attend
-from infinilm.models.reference.ops import Array, rotate
+from infinilm.models.reference.ops import Array, rotate, sigmoid
 from infinilm.models.reference.step import Step
 
 __all__ = ["latent_attention"]
@@ -47,7 +47,10 @@ def latent_attention(s: Step, spec: LatentSpec, h: Array) -> Array:
         rows, _ = s.cache.append(s.layer, index, row[own], row[own])
         attended[own] = attend(q[own], rows, rows, spec.softmax_scale, visible=chosen[index])[..., spec.rope_dim :]
     to_values = s.weight(f"{at}.v_b_proj").reshape(num_heads, spec.v_dim, spec.kv_rank)
-    values = s.emit("attention", np.einsum("thr,hvr->thv", attended, to_values))  # [num_tokens, num_heads, v_dim]
+    values = np.einsum("thr,hvr->thv", attended, to_values)  # [num_tokens, num_heads, v_dim]
+    if spec.head_gate:
+        values = values * sigmoid(s.linear(h, f"{at}.gate_proj", False))[..., None]
+    values = s.emit("attention", values)
     return s.linear(values.reshape(num_tokens, -1), f"{at}.o_proj", spec.out_bias)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from infinilm._core import MlpSpec
-from infinilm.models.reference.ops import JOINS, Array, xielu
+from infinilm.models.reference.ops import JOINS, Array, silu, xielu
 from infinilm.models.reference.step import Step
 
-__all__ = ["mlp"]
+__all__ = ["joined", "mlp"]
 
 
 def mlp(s: Step, spec: MlpSpec, h: Array) -> Array:
@@ -25,7 +25,16 @@ def mlp(s: Step, spec: MlpSpec, h: Array) -> Array:
 
 def _activated(s: Step, spec: MlpSpec, gate: Array, up: Array) -> Array:
     if spec.activation != "xielu":
-        return JOINS[spec.activation](gate, up)
+        return joined(spec, gate, up)
     zero = s.scalar(0)
     alpha_p, alpha_n = (np.logaddexp(zero, s.weights[s.name(f"mlp.act_fn.{name}")]) for name in ("alpha_p", "alpha_n"))
     return xielu(gate, alpha_p, alpha_n + s.scalar(0.5)) * up
+
+
+def joined(spec: MlpSpec, gate: Array, up: Array) -> Array:
+    """activation(gate) * up of all activations without weights of their own."""
+    if spec.activation != "clamped_silu":
+        return JOINS[spec.activation](gate, up)
+    limit = gate.dtype.type(spec.limit)
+    clamped: Array = np.minimum(silu(gate), limit) * np.clip(up, -limit, limit)
+    return clamped

@@ -39,7 +39,7 @@ void bind_delta_ops(OpsClass& backend) {
                const Tensor& cu_seqlens_q, const Tensor& state_in, const Tensor& state_out, const Tensor& gates,
                const Tensor& out, int num_k_heads, float eps, const OptionalTensor& state_tokens,
                const OptionalTensor& num_replayed, const OptionalTensor& kv_log, const OptionalTensor& a_log,
-               const OptionalTensor& b_log, bool by_element, bool sigmoid_gate, bool doubled_beta) {
+               const OptionalTensor& b_log, bool by_element, bool sigmoid_gate, bool doubled_beta, float lower_bound) {
                 const InUse own(shared);
                 ops::delta_rule(own, {.qkv = qkv,
                                       .z = z,
@@ -63,12 +63,14 @@ void bind_delta_ops(OpsClass& backend) {
                                       .b_log = optional_view(b_log),
                                       .by_element = by_element,
                                       .sigmoid_gate = sigmoid_gate,
-                                      .doubled_beta = doubled_beta});
+                                      .doubled_beta = doubled_beta,
+                                      .lower_bound = lower_bound});
             },
             "qkv"_a, "z"_a, "a"_a, "b"_a, "decay_rate"_a, "dt_bias"_a, "norm"_a, "state"_a, "cu_seqlens_q"_a,
             "state_in"_a, "state_out"_a, "gates"_a, "out"_a, "num_k_heads"_a, "eps"_a, "state_tokens"_a = nb::none(),
             "num_replayed"_a = nb::none(), "kv_log"_a = nb::none(), "a_log"_a = nb::none(), "b_log"_a = nb::none(),
-            "by_element"_a = false, "sigmoid_gate"_a = false, "doubled_beta"_a = false, Release())
+            "by_element"_a = false, "sigmoid_gate"_a = false, "doubled_beta"_a = false, "lower_bound"_a = 0.0f,
+            Release())
         .def(
             "selective_scan",
             [](SharedBackend& shared, const Tensor& xbc, const Tensor& dt, const Tensor& decay_rate,

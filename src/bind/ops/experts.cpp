@@ -38,7 +38,7 @@ void bind_expert_ops(OpsClass& backend) {
                const std::vector<std::shared_ptr<PreparedLinear>>& gate_up,
                const std::vector<std::shared_ptr<PreparedLinear>>& down, const Tensor& out, const Tensor& inner,
                const Tensor& parts, const OptionalTensor& shared_expert, const OptionalTensor& shared_gate,
-               const OptionalTensor& residual) {
+               const OptionalTensor& residual, const std::string& activation, float limit) {
                 const InUse b(shared);
                 const auto experts =
                     ops::prepare_experts(b, {gate_up.begin(), gate_up.end()}, {down.begin(), down.end()});
@@ -46,16 +46,18 @@ void bind_expert_ops(OpsClass& backend) {
                                  .ids = ids,
                                  .weights = weights,
                                  .experts = *experts,
+                                 .activation = from_string<Activation>("activation", activation),
                                  .shared = optional_view(shared_expert),
                                  .shared_gate = optional_view(shared_gate),
                                  .residual = optional_view(residual),
                                  .out = output("experts", "out", out),
                                  .inner = output("experts", "inner", inner),
-                                 .parts = output("experts", "parts", parts)});
+                                 .parts = output("experts", "parts", parts),
+                                 .limit = limit});
             },
             "x"_a, "ids"_a, "weights"_a, "gate_up"_a, "down"_a, "out"_a, "inner"_a, "parts"_a, "shared"_a = nb::none(),
-            "shared_gate"_a = nb::none(), "residual"_a = nb::none(), Release(),
-            "gate_up, down: [num_experts], put together for this call.");
+            "shared_gate"_a = nb::none(), "residual"_a = nb::none(), "activation"_a = "silu", "limit"_a = 0.0f,
+            Release(), "gate_up, down: [num_experts], put together for this call.");
 }
 
 }  // namespace infinilm

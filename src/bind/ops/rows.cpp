@@ -111,17 +111,18 @@ void bind_row_ops(OpsClass& backend) {
         .def(
             "act_mul",
             [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation,
-               const OptionalTensor& up, float alpha_p, float alpha_n) {
+               const OptionalTensor& up, float alpha_p, float alpha_n, float limit) {
                 const InUse b(shared);
                 ops::act_mul(b, {.gate_up = gate_up,
                                  .out = output("act_mul", "out", out),
                                  .activation = from_string<Activation>("activation", activation),
                                  .up = optional_view(up),
                                  .alpha_p = alpha_p,
-                                 .alpha_n = alpha_n});
+                                 .alpha_n = alpha_n,
+                                 .limit = limit});
             },
             "gate_up"_a, "out"_a, "activation"_a = "silu", "up"_a = nb::none(), "alpha_p"_a = 0.0f, "alpha_n"_a = 0.0f,
-            Release())
+            "limit"_a = 0.0f, Release())
         .def(
             "clip",
             [](SharedBackend& shared, const Tensor& x, const Tensor& out, float low, float high) {

@@ -91,19 +91,12 @@ struct RowDecays {
     INFINILM_MEMBER float operator[](int64_t row) const { return values[row]; }
 };
 
-// ln(1 + e^x) = max(x, 0) + ln(1 + u), u = e^-|x|, and ln(1 + u) = 2 artanh(s), s = u / (2 + u), which is at most 1 /
-// 3: eight terms of the series leave less than 2e-9 of it.
-INFINILM_INLINE vec softplus(vec x) {
-    const vec u = exp(x < 0.0f ? x : -x), s = u / (u + 2.0f), square = s * s;
-    vec sum = set1(1.0f / 15);
-    for (int n = 13; n > 0; n -= 2) sum = fma(sum, square, set1(1.0f / (float)n));
-    return (x < 0.0f ? zero() : x) + 2.0f * s * sum;
-}
-
-// e^(rate * softplus(a + bias)), of n elements.
-static void make_decays(const float* a, const float* bias, float rate, float* out, int64_t n) {
+// The decays of n elements, see DeltaRuleParams.
+static void make_decays(const float* a, const float* bias, float rate, float lower_bound, float* out, int64_t n) {
     for_vectors(n, [&](int64_t i, int count) {
-        store_partial(out + i, exp(softplus(load_partial(a + i, count) + load_partial(bias + i, count)) * rate), count);
+        const vec x = load_partial(a + i, count) + load_partial(bias + i, count);
+        const vec exponent = lower_bound < 0 ? lower_bound / (1.0f + exp(x * rate)) : softplus(x) * rate;
+        store_partial(out + i, exp(exponent), count);
     });
 }
 
@@ -226,8 +219,8 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
             l2_norm(k, keys.k[t], k_dim, 1);
             keys.dot[t] = dot_of(keys.q[t], keys.k[t], k_dim);
             if (!BY_ELEMENT) continue;
-            make_decays(steps[begin + t] + head * k_dim, a.dt_bias + head * k_dim, a.decay_rate[head], keys.decay[t],
-                        k_dim);
+            make_decays(steps[begin + t] + head * k_dim, a.dt_bias + head * k_dim, a.decay_rate[head], a.lower_bound,
+                        keys.decay[t], k_dim);
             multiply(keys.q[t], keys.decay[t], keys.q[t], k_dim);
             multiply(keys.k[t], keys.decay[t], keys.read_k[t], k_dim);
         }

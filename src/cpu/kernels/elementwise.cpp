@@ -114,10 +114,17 @@ static void act_mul_piece(const ActMulArgs& args, const float* gate, const float
         });
         return;
     }
-    if (activation == Activation::sigmoid && up) {
+    if (activation == Activation::clamped_silu) {
         for_vectors(n, [&](int64_t i, int count) {
-            const vec x = load_partial(gate + i, count);
-            store_partial(out + i, load_partial(up + i, count) / (1.0f + exp(-x)), count);
+            const vec x = clamped_silu(load_partial(gate + i, count), load_partial(up + i, count), args.limit);
+            store_partial(out + i, x, count);
+        });
+        return;
+    }
+    if (is_gate(activation) && up) {
+        for_vectors(n, [&](int64_t i, int count) {
+            const vec x = gated(activation, load_partial(gate + i, count), load_partial(up + i, count));
+            store_partial(out + i, x, count);
         });
         return;
     }
@@ -134,7 +141,25 @@ static void act_mul_piece(const ActMulArgs& args, const float* gate, const float
     }
 }
 
+// Elements [first, first + n) of a row, each group of which one element of the gate multiplies.
+static void gate_groups(const ActMulArgs& args, const float* gate, const float* up, float* out, int64_t first,
+                        int64_t n) {
+    for (int64_t begin = first, end; begin < first + n; begin = end) {
+        end = smaller((begin / args.group + 1) * args.group, first + n);
+        const vec shared = set1(gate[begin / args.group]);
+        for_vectors(end - begin, [&](int64_t i, int count) {
+            store_partial(out + begin + i, gated(args.activation, shared, load_partial(up + begin + i, count)), count);
+        });
+    }
+}
+
 void act_mul(const ActMulArgs& args, Share share) {
+    if (args.group > 1)
+        return for_pieces(args.num_tokens, args.intermediate_size, share, [&](int64_t token, int64_t first, int64_t n) {
+            const float* gate = (const float*)args.gate + token * args.gate_stride;
+            const float* up = (const float*)args.up + token * args.up_stride;
+            gate_groups(args, gate, up, (float*)args.out + token * args.out_stride, first, n);
+        });
     for_pieces(args.num_tokens, args.intermediate_size, share, [&](int64_t token, int64_t first, int64_t n) {
         const float* gate = (const float*)args.gate + token * args.gate_stride + first;  // [n]
         const float* up = args.up ? (const float*)args.up + token * args.up_stride + first : nullptr;

@@ -53,6 +53,8 @@ void AttentionSpec::check(const ModelSpec& model) const {
     require_spec(!two_way || (!chunked && own_kv()),
                  "two_way: attention in both directions is not chunked, and has keys and values of its own");
     require_spec(!v_norm || qk_norm == QkNorm::head, "v_norm needs a norm of each head of k");
+    require_spec(output_gate || !(gate_by_head || softplus_gate),
+                 "gate_by_head and softplus_gate are of an output_gate");
     require_spec(clip_qkv >= 0, "clip_qkv must be 0 or positive, got ", clip_qkv);
     require_spec(model.norm_weights || qk_norm == QkNorm::none || qk_norm == QkNorm::turned_heads,
                  "norms of q and k have weights in models whose norms have weights alone");
@@ -92,7 +94,10 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
       in_size_(heads.inputs * model.hidden_size) {
     qkv_ = plan.add({.name = "qkv", .columns = heads.qkv_dim()});
     mixed_ = plan.add({.name = "mixed", .columns = heads.mixed_dim()});
-    gated_ = plan.add({.name = "gated", .columns = heads.output_gate ? 2 * heads.mixed_dim() : 0});
+    // Linears of GPUs write 8 columns at once.
+    const bool has_gate = heads.output_gate;
+    gate_ = plan.add({.name = "attention_gate", .columns = has_gate ? (heads.gate_dim() + 7) / 8 * 8 : 0});
+    ungated_ = plan.add({.name = "ungated", .columns = has_gate ? heads.mixed_dim() : 0});
     const bool wide = heads.qk_norm == QkNorm::all;  // the mean is that over all ranks
     mean_squares_ = plan.add({.name = "mean_squares", .columns = wide ? 1 : 0, .rows = 2, .dtype = DType::float32});
 }
@@ -144,7 +149,7 @@ void Attention::declare(ParamTable& table, const std::string& at, const Attentio
     if (model.output_gate)
         table.linear(gate_proj_, {.name = at + "gate_proj",
                                   .in_features = in_size_,
-                                  .parts = {{at + "gate_proj", mixed_dim, q_rows}},
+                                  .parts = {{at + "gate_proj", model.gate_dim(), q_rows}},
                                   .timed = "qkv_proj",
                                   .bias = model.qkv_bias});
     if (model.sinks) table.wide(sinks_, at + "sinks", model.num_heads, q_rows);
@@ -178,7 +183,7 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     const AttentionSpec& heads = spec_;
     if (heads.output_gate) {  // two linears read the norm
         in = {.x = s.whole(in)};
-        s.linear(gate_proj_, in.x, s.view(gated_).slice(1, 0, heads.mixed_dim()));
+        s.linear(gate_proj_, in.x, s.view(gate_).slice(1, 0, heads.gate_dim()));
     }
     const TensorView qkv = s.view(qkv_);
     RopeStoreParams params = rope_store(s, own_, qkv);
@@ -265,12 +270,16 @@ template <class Tap>
 void Attention::begin(const Step<Tap>& s, Input in) const {
     project(s, in);
     const AttentionSpec& heads = spec_;
-    const TensorView mixed = s.view(mixed_), gated = s.view(gated_);
+    const TensorView mixed = s.view(mixed_), ungated = s.view(ungated_);
     const int value_dim = heads.value_dim();
     const TensorView result = of_heads(mixed, heads.num_heads, value_dim, 0, value_dim);
-    const TensorView out = gated ? of_heads(gated, heads.num_heads, value_dim, heads.mixed_dim(), value_dim) : result;
+    const TensorView out = ungated ? of_heads(ungated, heads.num_heads, value_dim, 0, value_dim) : result;
     attend(s, own_, s.view(qkv_), sinks_.prepared, out);
-    if (gated) ops::act_mul(s.backend, {.gate_up = gated, .out = mixed, .activation = Activation::sigmoid});
+    if (ungated)
+        ops::act_mul(s.backend, {.gate_up = s.view(gate_).slice(1, 0, heads.gate_dim()),
+                                 .out = mixed,
+                                 .activation = heads.softplus_gate ? Activation::softplus : Activation::sigmoid,
+                                 .up = ungated});
     s.tap_own(sites::attention, result, mixed_);
 }
 

@@ -45,11 +45,12 @@ private:
     int64_t hidden_size_, in_size_;
     Buffer qkv_;           // [num_tokens, qkv_dim]
     Buffer mixed_;         // [num_tokens, mixed_dim]: what o_proj reads
-    Buffer gated_;         // [num_tokens, 2 * mixed_dim]: gate, then what attention gives; with output_gate
+    Buffer gate_;          // [num_tokens, gate_dim], or as many as are a multiple of 8; with output_gate
+    Buffer ungated_;       // [num_tokens, mixed_dim]: what attention gives, before that multiplies it
     Buffer mean_squares_;  // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
 
     LinearWeights qkv_proj_;         // q, k, v: [qkv_dim, in_size]; or q alone
-    LinearWeights gate_proj_;        // [mixed_dim, in_size], with output_gate
+    LinearWeights gate_proj_;        // [gate_dim, in_size], with output_gate
     LinearWeights o_proj_;           // [hidden_size, mixed_dim]
     VectorWeights q_norm_, k_norm_;  // [head_dim], or of all heads, whether normed together or not; with qk_norm
     VectorWeights v_norm_;           // [head_dim] ones, with v_norm; no checkpoint has it

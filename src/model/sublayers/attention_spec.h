@@ -32,9 +32,11 @@ struct AttentionSpec {
     int q_rope = -1;         // which turns q, where that is another, or k is not turned; else -1
     int kv_owner = -1;       // the earlier layer whose keys and values it reads; -1: it has its own
     bool qkv_bias = false, out_bias = false;
-    float clip_qkv = 0;        // elements of q, k and v are clipped to [-clip_qkv, clip_qkv]; 0: they stay
-    bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
-    bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
+    float clip_qkv = 0;          // elements of q, k and v are clipped to [-clip_qkv, clip_qkv]; 0: they stay
+    bool sinks = false;          // each head has a number that joins the softmax of its scores, with no value
+    bool output_gate = false;    // what attention gives is multiplied by the sigmoid of a linear of its input
+    bool gate_by_head = false;   // that linear gives one number for each head
+    bool softplus_gate = false;  // it is softplus, and not sigmoid
     QkNorm qk_norm = QkNorm::none;
     bool v_norm = false;       // RMSNorm of each head of v, without weight
     float out_multiplier = 1;  // of what it adds
@@ -47,6 +49,7 @@ struct AttentionSpec {
     int value_dim() const { return v_head_dim ? v_head_dim : head_dim; }
     int v_dim() const { return num_kv_heads * value_dim(); }
     int mixed_dim() const { return num_heads * value_dim(); }  // of what attention gives
+    int gate_dim() const { return gate_by_head ? num_heads : mixed_dim(); }
     bool own_kv() const { return kv_owner < 0; }
     int qkv_dim() const { return q_dim() + (own_kv() ? kv_dim() + v_dim() : 0); }
 
@@ -78,6 +81,8 @@ struct AttentionSpec {
           "Elements of q, k and v are clipped to -clip_qkv and clip_qkv; 0: they stay.");
         f("sinks", &AttentionSpec::sinks, "Each head has a number that joins the softmax of its scores.");
         f("output_gate", &AttentionSpec::output_gate, "Its result is multiplied by the sigmoid of a linear.");
+        f("gate_by_head", &AttentionSpec::gate_by_head, "That linear gives one number for each head.");
+        f("softplus_gate", &AttentionSpec::softplus_gate, "It is softplus, and not sigmoid.");
         f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope, turned_heads or layer_of_heads.");
         f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
         f("out_multiplier", &AttentionSpec::out_multiplier, "Multiplies what it adds.");

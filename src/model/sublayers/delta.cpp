@@ -17,6 +17,7 @@ void DeltaSpec::check(const ModelSpec&) const {
     require_spec(gate_rank >= 0 && (gate_rank == 0 || by_element), "gate_rank is of decays by_element; got ",
                  gate_rank);
     require_spec(apart || !by_element, "decays by_element are of q, k and v that are apart");
+    require_spec(lower_bound <= 0, "lower_bound must be 0 or negative, got ", lower_bound);
     require_spec(norm_eps >= 0, "norm_eps must be 0 or positive, got ", norm_eps);
 }
 
@@ -159,7 +160,8 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
                                 .b_log = log.of(3),
                                 .by_element = spec_.by_element,
                                 .sigmoid_gate = spec_.by_element,
-                                .doubled_beta = spec_.doubled_beta});
+                                .doubled_beta = spec_.doubled_beta,
+                                .lower_bound = spec_.lower_bound});
     log.keep(s);
     s.tap_own(sites::attention, out.reshape({out.shape(0), spec_.num_v_heads, spec_.v_dim}), mixed_);
 }

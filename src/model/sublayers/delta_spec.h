@@ -14,8 +14,9 @@ struct DeltaSpec {
     bool by_element = false;               // each row of a state has a decay of its own
     bool apart = false;                    // q, k and v have linears and convolutions of their own
     bool doubled_beta = false;
-    float norm_eps = 0;  // of the norm of what it gives; 0: rms_norm_eps
-    int gate_rank = 0;   // with by_element: decays and the gate are made of so many elements each, by a second linear
+    float norm_eps = 0;     // of the norm of what it gives; 0: rms_norm_eps
+    float lower_bound = 0;  // of the logarithms of decays, which come through a sigmoid then; 0: there is none
+    int gate_rank = 0;  // with by_element: decays and the gate are made of so many elements each, by a second linear
 
     int k_size() const { return num_k_heads * k_dim; }
     int v_size() const { return num_v_heads * v_dim; }
@@ -46,6 +47,8 @@ struct DeltaSpec {
         f("apart", &DeltaSpec::apart, "Q, k and v have linears and convolutions of their own.");
         f("doubled_beta", &DeltaSpec::doubled_beta, "What a token changes of a state is twice as much.");
         f("norm_eps", &DeltaSpec::norm_eps, "Of the norm of what it gives; 0: rms_norm_eps.");
+        f("lower_bound", &DeltaSpec::lower_bound,
+          "Of the logarithms of decays, which come through a sigmoid then; 0: there is none.");
         f("gate_rank", &DeltaSpec::gate_rank, "Elements that decays and the gate are made of; 0: the hidden state.");
     }
 };

@@ -7,8 +7,7 @@
 namespace infinilm {
 
 void ExpertsSpec::check(const ModelSpec& model) const {
-    require_spec(!is_apart(expert.activation), "experts have no activation '", name(expert.activation),
-                 "'; gelu_tanh is near it");
+    require_spec(expert.activation != Activation::xielu, "experts have no activation '", name(expert.activation), "'");
     require_spec(top_k > 0 && top_k <= count && expert.intermediate_size > 0, "a layer with experts needs 1 to ", count,
                  " experts per token and their intermediate_size, got ", top_k, " and ", expert.intermediate_size);
     require_spec(num_groups > 0 && count % num_groups == 0 && top_groups > 0 && top_groups <= num_groups &&
@@ -23,6 +22,7 @@ void ExpertsSpec::check(const ModelSpec& model) const {
                  "a norm behind experts alone needs norms before all sublayers, and none behind them");
     require_spec(!model.parallel_blocks || model.pre_norms, "experts beside a mixer need a norm of what they read");
     require_spec(expert.in_multiplier == 1 && expert.out_multiplier == 1, "experts have no multipliers of their own");
+    expert.check(model);
     if (shared) shared->check(model);
 }
 
@@ -50,7 +50,9 @@ Experts::Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& pl
     logits_ = plan.add({.name = "router_logits", .columns = (spec_.count + 7) / 8 * 8, .dtype = DType::float32});
     ids_ = plan.add({.name = "expert_ids", .columns = top_k, .dtype = DType::int32});
     weights_ = plan.add({.name = "expert_weights", .columns = top_k, .dtype = DType::float32});
-    inner_ = plan.add({.name = "expert_inner", .columns = spec_.expert.intermediate_size, .rows = top_k});
+    const int gate_and_up = spec_.expert.gated && is_apart(spec_.expert.activation) ? 2 : 1;
+    inner_ = plan.add(
+        {.name = "expert_inner", .columns = gate_and_up * int64_t{spec_.expert.intermediate_size}, .rows = top_k});
     parts_ = plan.add({.name = "expert_parts", .columns = own_size_, .rows = top_k});
     lists_ = plan.add({.name = "expert_lists", .columns = expert_list_ints, .rows = top_k, .dtype = DType::int32});
     latent_ = plan.add({.name = "expert_latent", .columns = spec_.latent_size});
@@ -181,7 +183,8 @@ void Experts::finish(const Step<Tap>& s, const TensorView& residual, const Tenso
                              .inner = s.view(inner_),
                              .parts = s.view(parts_),
                              .lists = s.view(lists_),
-                             .weigh_inputs = spec_.weigh_inputs});
+                             .weigh_inputs = spec_.weigh_inputs,
+                             .limit = spec_.expert.limit});
     if (!in_latent) return;
     s.linear(from_latent_, latent_out, out, {}, residual);  // of a rank's part, which is a sum like all that it gives
     if (shared_) shared_->finish(s, out, out);

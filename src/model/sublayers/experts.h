@@ -47,7 +47,7 @@ private:
     Buffer logits_;               // [num_tokens, count rounded up to 8] float32
     Buffer ids_;                  // [num_tokens, top_k] int32
     Buffer weights_;              // [num_tokens, top_k] float32
-    Buffer inner_;                // [num_tokens * top_k, intermediate_size]
+    Buffer inner_;                // [num_tokens * top_k, intermediate_size], or twice as wide: see ExpertsParams
     Buffer parts_;                // [num_tokens * top_k, own_size]
     Buffer lists_;                // [num_tokens * top_k, expert_list_ints] int32
     Buffer shared_out_;           // [num_tokens, hidden_size]: of the expert of all tokens

@@ -44,6 +44,8 @@ Latent::Latent(const ModelSpec& model, const LatentSpec& spec, BufferPlan& plan)
     q_latent_ = plan.add({.name = "q_latent", .columns = spec_.q_rank});
     queries_ = plan.add({.name = "queries", .columns = num_heads_ * spec_.query_dim()});
     latents_ = plan.add({.name = "latents", .columns = num_heads_ * spec_.kv_rank});
+    // Linears of GPUs write 8 columns at once.
+    gate_ = plan.add({.name = "attention_gate", .columns = spec_.head_gate ? (num_heads_ + 7) / 8 * 8 : 0});
     if (spec_.indexer) indexer_.emplace(*spec_.indexer, spec_.rope, plan);
 }
 
@@ -72,6 +74,11 @@ void Latent::declare(ParamTable& table) {
                          .bias = model.latent_bias});
     table.norm(latent_norm_, at + "kv_a_layernorm", spec_.kv_rank);
     if (indexer_) indexer_->declare(table, at, hidden_size_, spec_.q_rank);
+    if (model.head_gate)
+        table.linear(gate_proj_, {.name = at + "gate_proj",
+                                  .in_features = hidden_size_,
+                                  .parts = {{at + "gate_proj", num_heads, q_rows}},
+                                  .timed = "qkv_proj"});
     const auto by_head = [&](LinearWeights& weights, const std::string& name, int out, int in) {
         table.linear(weights, {.name = name,
                                .in_features = in,
@@ -178,11 +185,16 @@ TensorView Latent::project(const Step<Tap>& s, const TensorView& x) const {
 
 template <class Tap>
 void Latent::begin(const Step<Tap>& s, const Input& in) const {
-    const TensorView slots = project(s, s.whole(in));  // several linears read the norm
+    const TensorView x = s.whole(in), slots = project(s, x);  // several linears read the norm
     const TensorView mixed = s.view(mixed_), result = of_heads(mixed, num_heads_, spec_.v_dim, 0, spec_.v_dim);
     const TensorView out = of_heads(s.view(latents_), num_heads_, spec_.kv_rank, 0, spec_.kv_rank);
     attend(s, own_, s.view(qkv_), {}, out, slots);
     s.head_linear(v_b_, out, result);
+    if (spec_.head_gate) {
+        const TensorView gate = s.view(gate_).slice(1, 0, num_heads_);
+        s.linear(gate_proj_, x, gate);
+        ops::act_mul(s.backend, {.gate_up = gate, .out = mixed, .activation = Activation::sigmoid, .up = mixed});
+    }
     s.tap_own(sites::attention, result, mixed_);
 }
 

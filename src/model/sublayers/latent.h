@@ -37,6 +37,7 @@ private:
     Buffer q_latent_;  // [num_tokens, q_rank]
     Buffer queries_;   // [num_tokens, num_heads * query_dim]
     Buffer latents_;   // [num_tokens, num_heads * kv_rank]: what attention gives
+    Buffer gate_;      // [num_tokens, num_heads], or as many as are a multiple of 8; with head_gate
 
     LinearWeights q_a_;            // [q_rank, hidden_size], where there is a latent of queries
     VectorWeights q_latent_norm_;  // [q_rank]
@@ -45,6 +46,7 @@ private:
     VectorWeights latent_norm_;    // [kv_rank]
     LinearWeights k_b_;            // [num_heads * kv_rank, nope_dim]
     LinearWeights v_b_;            // [num_heads * v_dim, kv_rank]
+    LinearWeights gate_proj_;      // [num_heads, hidden_size], with head_gate
     LinearWeights o_proj_;         // [hidden_size, num_heads * v_dim]
     std::optional<Indexer> indexer_;
 };

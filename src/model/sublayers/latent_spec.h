@@ -21,6 +21,7 @@ struct LatentSpec {
     int rope = -1;     // which of ModelSpec::ropes turns
     int q_scale = -1;  // which scales whole queries by their position, and turns nothing; -1: none
     bool latent_bias = false, out_bias = false;
+    bool head_gate = false;  // what a head gives is multiplied by the sigmoid of a linear of the hidden state
     std::optional<IndexerSpec> indexer;  // by which each token chooses what it reads; absent: it reads all that it sees
 
     int query_dim() const { return rope_dim + nope_dim; }
@@ -53,6 +54,7 @@ struct LatentSpec {
         f("q_scale", &LatentSpec::q_scale, "The rope that scales whole queries by their position; -1: none.");
         f("latent_bias", &LatentSpec::latent_bias, "The linears that make latents have biases.");
         f("out_bias", &LatentSpec::out_bias, "");
+        f("head_gate", &LatentSpec::head_gate, "What a head gives is multiplied by the sigmoid of a linear.");
         f("indexer", &LatentSpec::indexer, "By which each token chooses what it reads; None: it reads all.");
     }
 };

@@ -34,6 +34,9 @@ void MlpSpec::check(const ModelSpec&) const {
     require_spec(intermediate_size > 0, "intermediate_size must be positive, got ", intermediate_size);
     require_spec(!gate_deviations || (gated && std::isfinite(*gate_deviations)),
                  "gate_deviations are of an MLP with a gate, and finite");
+    const bool clamps = activation == Activation::clamped_silu;
+    require_spec(clamps == (limit > 0) && (gated || !clamps),
+                 "limit: clamped_silu, of an MLP with a gate, needs one > 0, and others have none; got ", limit);
 }
 
 MlpSpec MlpSpec::local(Shard shard) const {
@@ -49,15 +52,15 @@ Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hoo
       hooked_(hooked),
       activation_(spec.activation),
       gate_deviations_(spec.gate_deviations),
+      limit_(spec.limit),
       clipped_(model.clipped_linears),
       is_shared_(is_shared),
       joined_(spec.gated && !is_apart(spec.activation) && !clipped_ && !gate_deviations_ && !is_shared) {
     inner_ = plan.add({.name = "inner", .columns = inner_size_});
-    // One buffer for all layers, in some of which only a part of the gate may be left.
-    const bool any_apart = std::ranges::any_of(
-        model.layers, [](const LayerSpec& layer) { return layer.mlp && layer.mlp->gate_deviations; });
-    gate_up_ =
-        plan.add({.name = "gate_up", .columns = spec.gated ? 2 * inner_size_ : 0, .tapped = joined_ && !any_apart});
+    // Layers with joined linears may be beside others, whose steps without hooks need the buffer, too.
+    gate_up_ = plan.add({.name = joined_ ? "gate_up" : "gate_up_apart",
+                         .columns = spec.gated ? 2 * inner_size_ : 0,
+                         .tapped = joined_});
     moments_ =
         plan.add({.name = "gate_moments", .columns = gate_deviations_ ? 1 : 0, .rows = 2, .dtype = DType::float32});
 }
@@ -112,9 +115,12 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
     if (gate_deviations_) sparsify(s, gate_up.slice(1, 0, inner_size_));
     const TensorView up = gated_ ? gate_up.slice(1, inner_size_, 2 * inner_size_) : gate_up;
     if (hooked_) s.tap_own(sites::up_proj, up, buffer);
-    ops::act_mul(
-        s.backend,
-        {.gate_up = gate_up, .out = inner, .activation = activation_, .alpha_p = alpha_p_, .alpha_n = alpha_n_});
+    ops::act_mul(s.backend, {.gate_up = gate_up,
+                             .out = inner,
+                             .activation = activation_,
+                             .alpha_p = alpha_p_,
+                             .alpha_n = alpha_n_,
+                             .limit = limit_});
     if (hooked_) s.tap_own(sites::activation, inner, inner_);
 }
 

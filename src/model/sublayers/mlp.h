@@ -40,6 +40,7 @@ private:
     bool gated_, hooked_;
     Activation activation_;
     std::optional<float> gate_deviations_;
+    float limit_;      // of clamped_silu
     float share_ = 1;  // the part of the gate's columns that the rank has
     bool clipped_;     // the outputs of linears, in front of the activation
     bool is_shared_;

@@ -16,6 +16,7 @@ struct MlpSpec {
     Activation activation = Activation::silu;
     // Only what lies this many standard deviations above the mean of its row is left of the gate; absent: all of it.
     std::optional<float> gate_deviations = {};
+    float limit = 0;                              // of clamped_silu, and of no other activation
     float in_multiplier = 1, out_multiplier = 1;  // of the norm that it reads, and of what it adds
 
     void check(const ModelSpec& model) const;
@@ -32,6 +33,7 @@ struct MlpSpec {
         f("activation", &MlpSpec::activation, "");
         f("gate_deviations", &MlpSpec::gate_deviations,
           "Standard deviations above its mean from which on the gate of a token is left, less that; None: all of it.");
+        f("limit", &MlpSpec::limit, "Of clamped_silu: what silu of the gate is at most, and up in both directions.");
         f("in_multiplier", &MlpSpec::in_multiplier, "Multiplies the norm that it reads.");
         f("out_multiplier", &MlpSpec::out_multiplier, "Multiplies what it adds.");
     }

@@ -39,9 +39,10 @@ int run_delta_rule(const void* qkv, int64_t qkv_stride, const void* z, int64_t z
                    const int* state_tokens, const int* num_replayed, int num_seqs, void* out, int64_t out_stride,
                    int num_tokens, int num_k_heads, int num_v_heads, int k_dim, int v_dim, float eps, int type,
                    const void* kv_log, const void* a_log, const void* b_log, int64_t log_stride, int log_rows,
-                   int by_element) {
+                   int by_element, float lower_bound) {
     DeltaRuleArgs args{};
     args.by_element = args.sigmoid_gate = by_element != 0;
+    args.lower_bound = lower_bound;
     args.qkv = qkv, args.z = z, args.a = a, args.b = b;
     args.qkv_stride = qkv_stride, args.z_stride = z_stride, args.a_stride = a_stride, args.b_stride = b_stride;
     args.decay_rate = decay_rate, args.dt_bias = dt_bias, args.norm = norm, args.state = state;

@@ -68,9 +68,9 @@ int embed(const int* ids, const void* table, int n, int k, int type, void* out, 
 
 int multiply_gate(const void* gate_up, const void* up, void* out, int64_t gate_up_stride, int64_t up_stride,
                   int64_t out_stride, int num_tokens, int intermediate_size, int activation, int type, float alpha_p,
-                  float alpha_n) {
+                  float alpha_n, float limit, int group) {
     return act_mul({gate_up, up, out, gate_up_stride, up_stride, out_stride, num_tokens, intermediate_size,
-                    static_cast<Activation>(activation), static_cast<Element>(type), alpha_p, alpha_n},
+                    static_cast<Activation>(activation), static_cast<Element>(type), alpha_p, alpha_n, limit, group},
                    nullptr);
 }
 
