@@ -147,7 +147,7 @@ def as_q2_k(name: str) -> str:
     """The same of Q2_K, with q, k and v of three types, and gate and up of two."""
     if "norm" in name:
         return "F32"
-    types = {"attn_k": "NVFP4", "attn_v": "Q4_K", "attn_output": "Q4_1", "ffn_up": "Q4_K", "ffn_down": "Q3_K"}
+    types = {"attn_k": "NVFP4", "attn_v": "Q4_K", "attn_output": "Q4_1", "ffn_up": "Q5_1", "ffn_down": "Q3_K"}
     types["output."] = "Q6_K"
     return next((types[part] for part in types if part in name), "Q2_K")
 
