@@ -329,6 +329,7 @@ def _mlx_codes(values_of: Callable[[Scheme], Floats], scales_of: Callable[[Array
     def codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
         rows = math.prod(shape[:-1])
         scales, biases = scales_of(parts[".scales"]).reshape(rows, -1), parts.get(".biases")
+        is_e4m3 = scheme.kind == "nvfp4"
         return Codes(
             _bytes(parts[".weight"]),
             "rows",
@@ -338,6 +339,7 @@ def _mlx_codes(values_of: Callable[[Scheme], Floats], scales_of: Callable[[Array
             scales,
             minima=None if biases is None else biases.reshape(rows, -1),
             group_size=scheme.group_size,
+            scale_codes=parts[".scales"].reshape(rows, -1) if is_e4m3 else None,
         )
 
     return codes
