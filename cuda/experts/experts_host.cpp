@@ -18,17 +18,22 @@ struct CudaExperts : PreparedExperts {
         std::unique_ptr<DeviceMemory> weights;
     };
     Backend::SharedLinears linears;  // whose memory it is
-    Table gate_up, down;
+    std::vector<Table> gate_up;      // one; or of gates, then of ups, whose types differ
+    Table down;
 };
 
-CudaExperts::Table make_table(const Backend::SharedLinears& linears) {
+// The table has one piece of each linear.
+CudaExperts::Table make_table(const Backend::SharedLinears& linears, size_t piece) {
     std::vector<GroupWeight> weights;
-    for (const auto& linear : linears)
-        if (packed(*linear).format != packed(*linears[0]).format)
+    const std::vector<CudaPiece>& first = pieces(*linears[0]);
+    for (const auto& linear : linears) {
+        const std::vector<CudaPiece>& own = pieces(*linear);
+        if (own.size() != first.size() || own[piece].packed.format != first[piece].packed.format)
             throw DeviceError("on CUDA the experts of a layer must have weights of one format");
-    for (const auto& linear : linears) weights.push_back({packed(*linear).data, packed(*linear).bias, 1});
+        weights.push_back({own[piece].packed.data, own[piece].packed.bias, 1});
+    }
     const size_t bytes = weights.size() * sizeof(GroupWeight);
-    CudaExperts::Table table{packed(*linears[0]), std::make_unique<DeviceMemory>(bytes, "a table of experts")};
+    CudaExperts::Table table{first[piece].packed, std::make_unique<DeviceMemory>(bytes, "a table of experts")};
     check(cudaMemcpy(table.weights->data, weights.data(), bytes, cudaMemcpyHostToDevice), "prepare_experts");
     return table;
 }
@@ -60,8 +65,9 @@ std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Ba
                                  "; use device 'cpu'"));
     out->hidden_size = down[0]->out_features;
     out->intermediate_size = down[0]->in_features;
-    out->gate_up = make_table(gate_up);
-    out->down = make_table(down);
+    for (size_t piece = 0; piece < pieces(*gate_up[0]).size(); ++piece)
+        out->gate_up.push_back(make_table(gate_up, piece));
+    out->down = make_table(down, 0);
     out->linears = std::move(gate_up);
     out->linears.insert(out->linears.end(), down.begin(), down.end());
     return out;
@@ -112,9 +118,10 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
                                .items = reinterpret_cast<int4*>(lists),
                                .num_items = lists + 10 * int64_t{num_parts}};
     if (const cudaError_t error = group_rows(groups, stream)) return error;
-    const auto run = [&](const CudaExperts::Table& table, const TensorView& x, const int* x_rows,
-                         const TensorView& out) {
+    const auto run = [&](const CudaExperts::Table& table, const TensorView& x, const int* x_rows, const TensorView& out,
+                         bool gate_in_out) {
         GroupedLinearArgs args = grouped_args(table.shape, x, out);
+        args.linear.gate_in_out = gate_in_out;
         args.linear.activation = p.activation;
         args.linear.gate_up_apart = p.joins_apart();
         args.weights = static_cast<const GroupWeight*>(table.weights->data);
@@ -140,12 +147,18 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
         if (const cudaError_t error = weigh(weighed, stream)) return error;
     }
     const TensorView& x = p.weigh_inputs ? p.parts : p.x;
-    if (const cudaError_t error = run(experts.gate_up, x, p.weigh_inputs ? nullptr : groups.tokens, p.inner))
-        return error;
-    const TensorView inner = p.inner.slice(1, 0, experts.intermediate_size);
+    const int64_t width = experts.intermediate_size;
+    for (size_t i = 0; i < experts.gate_up.size(); ++i) {
+        // Ups of another type than the gates join these where they are, or stand behind them.
+        const bool joins = i > 0 && !p.joins_apart();
+        const TensorView out = i > 0 && p.joins_apart() ? p.inner.slice(1, width, 2 * width) : p.inner;
+        if (const cudaError_t error = run(experts.gate_up[i], x, p.weigh_inputs ? nullptr : groups.tokens, out, joins))
+            return error;
+    }
+    const TensorView inner = p.inner.slice(1, 0, width);
     if (!experts.gated || p.joins_apart())
         if (const cudaError_t error = activate(inner)) return error;
-    if (const cudaError_t error = run(experts.down, inner, nullptr, p.parts)) return error;
+    if (const cudaError_t error = run(experts.down, inner, nullptr, p.parts, false)) return error;
     return combine(combine_args(p, groups.part_of), stream);
 }
 

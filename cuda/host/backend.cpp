@@ -276,7 +276,7 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
     out->kind = kind;
     out->in_features = parts[0].in_features();
     for (std::span<const LinearPart> left = parts; !left.empty();) {
-        const auto of_piece = first_piece(left, kind);
+        const auto of_piece = first_piece(left);
         CudaPiece& piece = out->pieces.emplace_back(make_piece(of_piece, kind, head_dim, quantization));
         piece.first_output = out->out_features;
         require(piece.first_output % 8 == 0, "a weight of blocks begins at output ", piece.first_output,

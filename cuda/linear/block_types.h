@@ -8,7 +8,8 @@
 namespace infinilm::cuda {
 
 // Blocks whose numbers a format keeps. Those of GGUF files; Z4 and F8, which quantised safetensors become: with zero
-// points, and e4m3 with a scale that all blocks of a row have, or that 8 rows from a multiple of 8 on have.
+// points, and e4m3 with a scale that all blocks of a row have, or that 8 rows from a multiple of 8 on have. NVFP4_ROW
+// has, besides those of NVFP4, a scale that all blocks of a row have.
 inline constexpr BlockType block_types[] = {
     {"Q4_0", 32, 4, BlockScale::f16, WeightFormat::int4},
     {"Q8_0", 32, 8, BlockScale::f16, WeightFormat::int8_groups},
@@ -22,9 +23,11 @@ inline constexpr BlockType block_types[] = {
     {"Q5_K", 256, 5, BlockScale::six_bits, WeightFormat::q5_k},
     {"Q6_K", 256, 6, BlockScale::bytes, WeightFormat::q6_k},
     {"Q2_K", 256, 2, BlockScale::four_bits, WeightFormat::q2_k},
+    {"Q3_K", 256, 3, BlockScale::six_bits_of_16, WeightFormat::q3_k},
     {"Q4_1", 32, 4, BlockScale::f16_minimum, WeightFormat::q4_1},
     {"Q5_1", 32, 5, BlockScale::f16_minimum, WeightFormat::q5_1},
     {"NVFP4", 64, 4, BlockScale::e4m3, WeightFormat::nvfp4},
+    {"NVFP4_ROW", 64, 4, BlockScale::f32_e4m3, WeightFormat::nvfp4},
 };
 inline const BlockType* find_blocks(std::string_view name) {
     for (const BlockType& type : block_types)

@@ -31,6 +31,7 @@ struct LinearArgs {
     bool out_float32 = false;
     Activation activation = Activation::silu;
     bool gate_up_apart = false;  // with gate_up: out is [num_tokens, n], gates, then ups
+    bool gate_in_out = false;    // natural: out has the gates, [num_tokens, n] T, and becomes activation(gate) * sum
     bool has_rope = false;  // epilogue of rope_pairs without q_norm, rotary_dim == head_dim: of out only q is written,
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
     // The workspace, of linear_prefill, is zero before its first use and serves one stream: its kernels run one by one.

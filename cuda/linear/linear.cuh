@@ -93,6 +93,20 @@ __device__ __forceinline__ void act_mul4(Activation activation, float (&gate)[4]
 #pragma unroll
     for (int i = 0; i < 4; ++i) gate[i] = __fmul_rn(gate[i], up[i]);
 }
+// The same of eight, each in T.
+template <class T>
+__device__ __forceinline__ uint4 act_mul8(Activation activation, uint4 gate, uint4 up) {
+    const uint32_t g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
+    uint32_t out[4];
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        float y[4] = {unpack_low<T>(g[i]), unpack_high<T>(g[i]), unpack_low<T>(g[i + 1]), unpack_high<T>(g[i + 1])};
+        float f[4] = {unpack_low<T>(u[i]), unpack_high<T>(u[i]), unpack_low<T>(u[i + 1]), unpack_high<T>(u[i + 1])};
+        act_mul4(activation, y, f);
+        out[i] = pack2<T>(y[0], y[1]), out[i + 1] = pack2<T>(y[2], y[3]);
+    }
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
 // The scales of packed rows, where the format has them: [num_tiles * 16].
 __device__ __forceinline__ const float* row_scales(const PackedWeight& w) {
     return reinterpret_cast<const float*>(static_cast<const uint8_t*>(w.data) + units_bytes(w));

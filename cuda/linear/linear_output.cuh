@@ -55,6 +55,14 @@ __device__ __forceinline__ void put_rope(const LinearArgs& args, int token, int 
     row[i + half] = from_float<T>(second);
 }
 
+// activation(gate) * y of [token, feature], whose gate lies in out.
+template <class T, class Rows>
+__device__ __forceinline__ float times_gate(const Rows& rows, int token, int feature, float y) {
+    const LinearArgs& args = rows.args;
+    const T* gates = static_cast<const T*>(args.out) + rows.out_row(token) * args.out_stride;
+    return act_mul<T>(args.activation, to_float(gates[feature]), y);
+}
+
 // The end of the sums of packed rows `row` and row + 8.
 template <class T, class F, class Rows>
 __device__ __forceinline__ void finish(const Rows& rows, int token, int row, float first, float second) {
@@ -75,6 +83,14 @@ __device__ __forceinline__ void finish(const Rows& rows, int token, int row, flo
     } else if (joins_gate_up(args)) {
         put<T>(rows, token, feature, act_mul<T>(args.activation, first, second));
     } else {
+        if (args.gate_in_out) {
+#pragma unroll 1  // the code of an activation once; the sums change places twice
+            for (int i = 0; i < 2; ++i) {
+                const int own = i == 0 ? feature : other;
+                const float y = own < weight.n ? times_gate<T>(rows, token, own, first) : first;
+                first = second, second = y;
+            }
+        }
         if (feature < weight.n) put<T>(rows, token, feature, first);
         if (other < weight.n) put<T>(rows, token, other, second);
     }

@@ -147,6 +147,12 @@ __device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buf
         float y[8];
         load8(staged<kRows>(buffer, t, piece), y);
         const int64_t row = token + t;
+        if constexpr (std::is_same_v<Out, T> && kPieces == kRows / 8) {
+            if (args.gate_in_out) {
+                const T* gates = static_cast<const T*>(args.out) + row * args.out_stride + feature;
+                unpack8<T>(act_mul8<T>(args.activation, *reinterpret_cast<const uint4*>(gates), pack8<T>(y)), y);
+            }
+        }
         if (args.residual) {
             float r[8];
             load8(static_cast<const T*>(args.residual) + row * args.residual_stride + feature, r);

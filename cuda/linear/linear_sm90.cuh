@@ -71,21 +71,7 @@ __device__ __forceinline__ void stage_outputs(const LinearArgs& args, const floa
     }
 }
 
-// activation(gate) * up, and y + residual, for 8 numbers in T.
-template <class T>
-__device__ __forceinline__ uint4 act_mul8(Activation activation, const T* gates, const T* ups) {
-    const uint4 gate = *reinterpret_cast<const uint4*>(gates), up = *reinterpret_cast<const uint4*>(ups);
-    const uint32_t g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
-    uint32_t out[4];
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        float y[4] = {unpack_low<T>(g[i]), unpack_high<T>(g[i]), unpack_low<T>(g[i + 1]), unpack_high<T>(g[i + 1])};
-        float f[4] = {unpack_low<T>(u[i]), unpack_high<T>(u[i]), unpack_low<T>(u[i + 1]), unpack_high<T>(u[i + 1])};
-        act_mul4(activation, y, f);
-        out[i] = pack2<T>(y[0], y[1]), out[i + 1] = pack2<T>(y[2], y[3]);
-    }
-    return make_uint4(out[0], out[1], out[2], out[3]);
-}
+// y + residual, for 8 numbers in T.
 template <class T>
 __device__ __forceinline__ uint4 add8(uint4 y, uint4 residual) {
     float a[8], b[8];
@@ -96,7 +82,7 @@ __device__ __forceinline__ uint4 add8(uint4 y, uint4 residual) {
 }
 
 // From the buffer to out, and what stands between them: activation(gate) * up, the residual. tile, token: the first of
-// the buffer; thread: of kThreads. Residuals of kBatch tokens are on their way at a time.
+// the buffer; thread: of kThreads. Residuals of kBatch tokens are on their way at a time, of gates one.
 template <class T, int kTokens, int kThreads, int kBatch>
 __device__ __forceinline__ void write_half(const LinearArgs& args, uint8_t* buffer, int tile, int token, int thread) {
     const PackedWeight& w = args.weight;
@@ -129,14 +115,17 @@ __device__ __forceinline__ void write_half(const LinearArgs& args, uint8_t* buff
             }
         }
     };
-    if (gate_up)
+    auto staged_piece = [&](int t, int of_token) {
+        return *reinterpret_cast<const uint4*>(output_piece<T>(buffer, t, of_token));
+    };
+    if (gate_up || args.gate_in_out)
         write(std::integral_constant<int, 1>{}, [&](int t) {
-            return act_mul8<T>(args.activation, output_piece<T>(buffer, t, 2 * piece),
-                               output_piece<T>(buffer, t, 2 * piece + 1));
+            const uint4 gate =
+                gate_up ? staged_piece(t, 2 * piece) : *reinterpret_cast<const uint4*>(out + t * out_stride);
+            return act_mul8<T>(args.activation, gate, staged_piece(t, gate_up ? 2 * piece + 1 : piece));
         });
     else
-        write(std::integral_constant<int, kBatch>{},
-              [&](int t) { return *reinterpret_cast<const uint4*>(output_piece<T>(buffer, t, piece)); });
+        write(std::integral_constant<int, kBatch>{}, [&](int t) { return staged_piece(t, piece); });
 }
 
 // float32 outputs of a warp's 16 rows (logits), where registers are left for it (HopperShape::kSums): each from the

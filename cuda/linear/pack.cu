@@ -308,13 +308,15 @@ __global__ void __launch_bounds__(kPackThreads)
         }
         uint32_t* scales = reinterpret_cast<uint32_t*>(to + F::kCodeBytes) + r * F::kScales;
         Stored::store_scales(block, first / 64, groups, scales, h);
+        if constexpr (F::kRowScales)
+            if (unit == 0) const_cast<float*>(row_scales<F>(dst))[row] = Stored::row_scale(block);
     }
 }
 
 cudaError_t pack_blocks(const PackBlocksArgs& args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
     const int bytes_of_block = block_bytes(args.type);
-    const bool are_planes = visit_stored_planes(args.dst.format, [&](auto stored) {
+    const bool are_planes = visit_stored_planes(args.type, [&](auto stored) {
         const dim3 grid = loop_grid(static_cast<int64_t>(num_tiles(args.dst)) * 16 * num_units(args.dst), kPackThreads);
         const LaunchConfig config{grid, dim3(kPackThreads), 0, stream};
         error = launch<pack_planes_kernel<decltype(stored)>>(config, args, bytes_of_block);

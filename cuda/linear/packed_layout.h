@@ -34,13 +34,13 @@ inline void check_rows_of_blocks(const LinearPart& part, const BlockType& type) 
 }
 
 // The parts, from the first on, that are packed as one; see CudaPiece.
-inline std::span<const LinearPart> first_piece(std::span<const LinearPart> parts, LinearKind kind) {
-    if (kind == LinearKind::act_mul) return parts;  // gates and ups take turns
+inline std::span<const LinearPart> first_piece(std::span<const LinearPart> parts) {
     const auto differs = [&](const LinearPart& part) { return part.blocks.type != parts[0].blocks.type; };
     return {parts.begin(), std::ranges::find_if(parts, differs)};
 }
 
-// Rows padded to a multiple of 8. DeviceError: no kernel takes these parts; the message says what to do.
+// Rows are padded to a multiple of 8; the parts are those of a piece. DeviceError: no kernel takes these parts; the
+// message says what to do.
 inline PackedWeight packed_layout(std::span<const LinearPart> parts, LinearKind kind, int head_dim,
                                   Quantization quantization, Element type) {
     const BlockType* blocks = find_blocks(parts[0].blocks.type);
@@ -54,9 +54,6 @@ inline PackedWeight packed_layout(std::span<const LinearPart> parts, LinearKind 
     // Parts in their natural order may have any number of rows: those of a vocabulary, or a row for each head.
     const bool any_rows = kind == LinearKind::plain && (parts.size() == 1 || weight.format != WeightFormat::fp8_blocks);
     for (const LinearPart& part : parts) {
-        require(part.blocks.type == parts[0].blocks.type,
-                "on CUDA the parts of a linear must be blocks of one type, or numbers; got ", parts[0].blocks.type,
-                " and ", part.blocks.type);
         if (blocks) check_rows_of_blocks(part, *blocks);
         require((any_rows || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
                 shape_string(part.weight.shape()),
@@ -64,7 +61,7 @@ inline PackedWeight packed_layout(std::span<const LinearPart> parts, LinearKind 
         weight.n += static_cast<int>(part.weight.shape(0));
     }
     weight.n += (8 - weight.n % 8) % 8;
-    if (kind == LinearKind::act_mul) weight.order = RowOrder::gate_up;
+    if (kind == LinearKind::act_mul && parts.size() == 2) weight.order = RowOrder::gate_up;
     if (kind == LinearKind::qkv && head_dim % 16 == 0 && type != Element::f32) {
         weight.order = RowOrder::rope_pairs;
         weight.head_dim = head_dim;

@@ -25,9 +25,9 @@ enum class RowOrder : int { natural, gate_up, rope_pairs };
 //   int8_groups  as int4
 //   fp8_blocks   a float32 one for each 8 rows, from a multiple of 8 on, and group of 32 columns
 //   fp4          (e2m1) a bfloat16 one, a power of two, for each row and group of 32 columns
-// The other formats are those of GGUF files (plane_formats.cuh; nvfp4: e2m1, with an e4m3 scale for each row and group
-// of 16 columns): their codes and scales as they are, with which every weight is computed, and rounded once; rows have
-// no scales.
+// The other formats are those of GGUF files (plane_formats.cuh): their codes and scales as they are, with which every
+// weight is computed, and rounded once; rows have no scales. But those of nvfp4 (e2m1, with an e4m3 scale for each row
+// and group of 16 columns) have one, that of the tensor.
 // int8, int4 and fp8 are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4
 // are then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
 enum class WeightFormat : int {
@@ -45,7 +45,8 @@ enum class WeightFormat : int {
     q2_k,
     q4_1,
     q5_1,
-    nvfp4
+    nvfp4,
+    q3_k
 };
 
 // What a unit holds: steps of 16 columns, bytes of codes and, behind them, bytes of scales.
@@ -67,9 +68,10 @@ constexpr UnitShape unit_shape(WeightFormat format) {
         case WeightFormat::q5_k: return {4, 640, 128, false};
         case WeightFormat::q6_k: return {4, 768, 96, false};
         case WeightFormat::q2_k: return {4, 256, 128, false};
+        case WeightFormat::q3_k: return {4, 384, 96, false};
         case WeightFormat::q4_1: return {4, 512, 128, false};
         case WeightFormat::q5_1: return {4, 640, 128, false};
-        case WeightFormat::nvfp4: return {4, 512, 64, false};
+        case WeightFormat::nvfp4: return {4, 512, 64, true};
     }
     return {};
 }
@@ -127,8 +129,21 @@ cudaError_t pack_weight(const PackArgs&, cudaStream_t);
 // then of each 32 the codes: of 4 bits those of columns j and j + 16 in byte j, else bytes.
 // f16_zero: with an int8 behind it; exponent: a byte e for 2^(e - 127). Those of blocks whose codes and scales lie as
 // stored_planes.cuh says: six_bits, pairs of 6 bits for 32 columns and two float16; four_bits, pairs of 4 bits for 16
-// columns and two float16; bytes, of 16 columns, and a float16; f16_minimum, two float16; e4m3, a byte for 16 columns.
-enum class BlockScale : int { f16, f16_zero, f32, exponent, six_bits, four_bits, bytes, f16_minimum, e4m3 };
+// columns and two float16; bytes, of 16 columns, and a float16; six_bits_of_16, the same of 6 bits; f16_minimum, two
+// float16; e4m3, a byte for 16 columns; f32_e4m3, the same behind a float32.
+enum class BlockScale : int {
+    f16,
+    f16_zero,
+    f32,
+    exponent,
+    six_bits,
+    four_bits,
+    bytes,
+    six_bits_of_16,
+    f16_minimum,
+    e4m3,
+    f32_e4m3
+};
 struct BlockType {
     const char* name;  // as Blocks::type of src/ops/backend.h
     int size, bits;
@@ -143,6 +158,8 @@ constexpr int scale_bytes(BlockScale scale) {
         case BlockScale::six_bits: return 12 + 4;
         case BlockScale::four_bits: return 16 + 4;
         case BlockScale::bytes: return 16 + 2;
+        case BlockScale::six_bits_of_16: return 12 + 2;
+        case BlockScale::f32_e4m3: return 4 + 4;
         default: return 4;
     }
 }

@@ -17,7 +17,7 @@ struct CudaPiece {
     std::unique_ptr<DeviceMemory> data, bias;
 };
 struct CudaLinear : PreparedLinear {
-    std::vector<CudaPiece> pieces;  // one where gates and ups take turns
+    std::vector<CudaPiece> pieces;  // of gate and up of one type: one, in which they take turns
     struct Rows {
         size_t piece;
         Range rows;  // of it
@@ -27,7 +27,7 @@ struct CudaLinear : PreparedLinear {
 inline const std::vector<CudaPiece>& pieces(const PreparedLinear& weight) {
     return static_cast<const CudaLinear&>(weight).pieces;
 }
-// The weight of a linear that is one piece; only `linear` takes linears of several.
+// The weight of a linear that is one piece. `linear` takes linears of several, and `experts` gates and ups of two.
 inline const PackedWeight& packed(const PreparedLinear& weight) { return pieces(weight)[0].packed; }
 
 }  // namespace infinilm::cuda

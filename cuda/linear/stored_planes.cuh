@@ -69,6 +69,23 @@ struct StoredQ2_K {
         words[2 + h] = two_bytes(b + 80) | two_bytes(b + 82) << 16;
     }
 };
+struct StoredQ3_K {
+    using Format = Q3_K;
+    static __device__ __forceinline__ uint32_t code(const uint8_t* b, int column) {
+        const uint32_t low = b[32 + column / 128 * 32 + column % 32] >> column % 128 / 32 * 2 & 3;
+        return low | (b[column % 32] >> column / 32 & 1) << 2;
+    }
+    // The lower 4 bits of 16 scales lie two in a byte, behind them the upper 2, four in a byte; scales count from 32.
+    static __device__ __forceinline__ uint32_t scale(const uint8_t* b, int j) {
+        const uint32_t low = b[96 + j % 8] >> j / 8 * 4 & 15, high = b[104 + j % 4] >> j / 4 * 2 & 3;
+        return (low | high << 4) - 32 & 255;
+    }
+    static __device__ __forceinline__ void store_scales(const uint8_t* b, int unit, int, uint32_t* words, int h) {
+        words[h] = 0;
+        for (int i = 0; i < 4; ++i) words[h] |= scale(b, 4 * unit + i) << 8 * i;
+        reinterpret_cast<uint16_t*>(words + 2)[h] = static_cast<uint16_t>(two_bytes(b + 108));
+    }
+};
 // Blocks of 32 columns: a float16 scale, what is added, the fifth bits if there are some, and 4 bits of columns j and
 // j + 16 in byte j.
 template <class F>
@@ -99,16 +116,35 @@ struct StoredNvfp4 {
         words[h] = 0;
         for (int i = 0; i < 4; ++i) words[h] |= (b[i] == 0x7f ? 0u : b[i] & 0x7fu) << 8 * i;  // as NVFP4 of blocks.h
     }
+    static __device__ __forceinline__ float row_scale(const uint8_t*) { return 1.0f; }
+};
+// The same lies behind a float32 scale here, with codes as Q4_0 has them.
+struct StoredNvfp4Row {
+    using Format = Nvfp4;
+    static __device__ __forceinline__ uint32_t code(const uint8_t* b, int column) {
+        return b[8 + column / 32 * 16 + column % 16] >> column % 32 / 16 * 4 & 15;
+    }
+    static __device__ __forceinline__ void store_scales(const uint8_t* b, int, int, uint32_t* words, int h) {
+        StoredNvfp4::store_scales(b + 4, 0, 2, words, h);
+    }
+    static __device__ __forceinline__ float row_scale(const uint8_t* b) {
+        return bits_to_float(two_bytes(b) | two_bytes(b + 2) << 16);
+    }
 };
 
-// f(how the blocks of a format lie in files); false: they are no planes.
+// f(how the blocks of a type lie in files); false: they are no planes.
 template <class Visit>
-bool visit_stored_planes(WeightFormat format, Visit f) {
-    switch (format) {
+bool visit_stored_planes(const BlockType& type, Visit f) {
+    if (type.scale == BlockScale::f32_e4m3) {
+        f(StoredNvfp4Row{});
+        return true;
+    }
+    switch (type.format) {
         case WeightFormat::q4_k: f(StoredQ4_K{}); return true;
         case WeightFormat::q5_k: f(StoredQ5_K{}); return true;
         case WeightFormat::q6_k: f(StoredQ6_K{}); return true;
         case WeightFormat::q2_k: f(StoredQ2_K{}); return true;
+        case WeightFormat::q3_k: f(StoredQ3_K{}); return true;
         case WeightFormat::q4_1: f(StoredHalves<Q4_1>{}); return true;
         case WeightFormat::q5_1: f(StoredHalves<Q5_1>{}); return true;
         case WeightFormat::nvfp4: f(StoredNvfp4{}); return true;

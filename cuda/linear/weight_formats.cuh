@@ -239,6 +239,7 @@ struct Q4_K : Planes<Q4_K, WeightFormat::q4_k, 4, 0, ByteMinima32> {};
 struct Q5_K : Planes<Q5_K, WeightFormat::q5_k, 5, 0, ByteMinima32> {};
 struct Q6_K : Planes<Q6_K, WeightFormat::q6_k, 6, 32, SignedBytes16> {};
 struct Q2_K : Planes<Q2_K, WeightFormat::q2_k, 2, 0, FourBitMinima16> {};
+struct Q3_K : Planes<Q3_K, WeightFormat::q3_k, 3, 4, SignedBytes16> {};
 struct Q4_1 : Planes<Q4_1, WeightFormat::q4_1, 4, 0, HalfMinima32> {};
 struct Q5_1 : Planes<Q5_1, WeightFormat::q5_1, 5, 0, HalfMinima32> {};
 
@@ -255,6 +256,7 @@ struct Q5_1 : Planes<Q5_1, WeightFormat::q5_1, 5, 0, HalfMinima32> {};
     DO(Q4_1)                     \
     DO(Q5_1)                     \
     DO(Q2_K)                     \
+    DO(Q3_K)                     \
     DO(Q4_K)                     \
     DO(Q5_K)                     \
     DO(Q6_K)
@@ -278,6 +280,7 @@ __host__ __device__ __forceinline__ void visit_format(WeightFormat format, Visit
         case WeightFormat::q4_1: f(Q4_1{}); break;
         case WeightFormat::q5_1: f(Q5_1{}); break;
         case WeightFormat::nvfp4: f(Nvfp4{}); break;
+        case WeightFormat::q3_k: f(Q3_K{}); break;
     }
 }
 template <class Visit>

@@ -302,12 +302,17 @@ class GgufCheckpoint(GgufTensors):
         types = {
             name: self._types[s.tensor]
             for name, s in sources.items()
-            if s.tensor in self._types
-            and self._scale(s) == 1
-            and (s.column_order is None or self._block_order(s) is not None)
+            if s.tensor in self._types and (s.column_order is None or self._block_order(s) is not None)
         }
-        on_device = {name: type_on(type_name, device) for name, type_name in types.items()}
+        on_device = {name: self._type_on(sources[name], device) for name in types}
         return {name: types[name] for name in choose_native(linears, on_device, device)}
+
+    def _type_on(self, source: Source, device: str) -> str:
+        """Return the type that a parameter's blocks have on a device: see `type_on`."""
+        scales = self._scales.get(source.tensor, np.ones(1, np.float32))
+        if device == "cpu":
+            scales = scales[(source.matrix or 0) :][:1]
+        return "NVFP4_ROW" if (scales != 1).any() else type_on(self._types[source.tensor], device)
 
     def _block_order(self, source: Source) -> npt.NDArray[np.int64] | None:
         """`Source.column_order` as an order of blocks; None: it is none."""
@@ -338,13 +343,29 @@ class GgufCheckpoint(GgufTensors):
         rows = np.ascontiguousarray(rows)
         try:
             stored = self._types[source.tensor]
-            kept = type_on(stored, device)
+            kept = self._type_on(source, device)
             if kept == stored:
                 return load(name, _core.from_numpy(rows), kept)
+            if kept == "NVFP4_ROW":
+                return load(name, _core.from_numpy(scaled_nvfp4(rows, self._scale(source))), kept)
             shape = len(rows), rows.shape[1] // _core.gguf_type(stored)[1] * _core.gguf_type(stored)[0]
             return load(name, _core.gguf_regroup(rows.reshape(-1), stored, shape), kept)
         except WeightError as error:
             raise WeightError(f"{info.file}: {error}") from None
+
+
+def scaled_nvfp4(rows: npt.NDArray[np.uint8], scale: float) -> npt.NDArray[np.uint8]:
+    """Rows of NVFP4 as those of NVFP4_ROW: a scale before each block, and codes in pairs of columns j and j + 16."""
+    blocks = rows.reshape(len(rows), -1, 36)
+    out = np.empty((*blocks.shape[:2], 40), np.uint8)
+    out[..., :4] = np.array([scale], "<f4").view(np.uint8)
+    out[..., 4:8] = blocks[..., :4]
+    codes = blocks[..., 4:].reshape(*blocks.shape[:2], 2, 2, 8)  # of two pairs of 16 columns each: columns j and j + 8
+    first, second = codes[..., 0, :], codes[..., 1, :]
+    pairs = out[..., 8:].reshape(*blocks.shape[:2], 2, 2, 8)
+    pairs[..., 0, :] = first & 15 | second << 4
+    pairs[..., 1, :] = first >> 4 | second & 0xF0
+    return out.reshape(len(rows), -1)
 
 
 def _name(name: str, row: Architecture) -> str:

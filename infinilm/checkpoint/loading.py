@@ -263,9 +263,9 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _tell_not_native(checkpoint: MappedTensors, others: Sequence[str], dtype: str | None) -> None:
     if others:
         logger.warning(
-            "%s: %d weights are computed as %s, such as %s: weights that must be of one type are not (gate and up; on "
-            "GPUs also the experts of a layer), ranks cut inputs inside a block, or their zero points, groups or "
-            "scales do not fit blocks",
+            "%s: %d weights are computed as %s, such as %s: weights that must be of one type are not (on CPUs gate and "
+            "up; on GPUs the same weights of a layer's experts), ranks cut inputs inside a block, or their zero "
+            "points, groups or scales do not fit blocks",
             checkpoint.path,
             len(others),
             dtype,

@@ -21,7 +21,7 @@ LoadParam = Callable[[str, _core.Tensor, str], Sequence[str] | None]
 
 CUDA_BLOCKS: Mapping[str, int] = MappingProxyType(
     {"Q4_0": 18, "Q8_0": 34, "Q4_K": 160, "Q5_K": 192, "Q6_K": 216, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18}
-    | {"Q2_K": 96, "Q4_1": 20, "Q5_1": 24, "NVFP4": 36}
+    | {"Q2_K": 96, "Q3_K": 120, "Q4_1": 20, "Q5_1": 24, "NVFP4": 36, "NVFP4_ROW": 36}
     | {"F8_ROW": 32, "F8_32": 33, "F8_128": 132}
 )
 """The types that kernels of GPUs take, and the bytes of a block there (cuda/linear/packed_layout.h)."""
@@ -44,8 +44,9 @@ def type_on(type_name: str, device: str) -> str:
 def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> dict[str, str]:
     """Return the weights that a device computes with as they are stored, and the types of their blocks.
 
-    Ranks must cut the inputs of a linear at multiples of a block. Gate and up must be of one type, and on a GPU the
-    experts of a layer. Other weights that a linear joins, such as q, k and v, may differ.
+    Ranks must cut the inputs of a linear at multiples of a block. On a CPU gate and up must be of one type; on a GPU
+    the gates of a layer's experts must be, and so their ups and their downs. Other weights that a linear joins, such as
+    q, k and v, may differ.
 
     Parameters
     ----------
@@ -55,22 +56,19 @@ def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> di
     device : str
         "cpu" or "cuda".
     """
-    together: dict[str, list[tuple[str, int]]] = {}
-    must_agree: set[str] = set()
+    alike: dict[tuple[str, int], list[tuple[str, int]]] = {}  # weights that must be of one type
     for linear, (names, pairs, unit) in linears.items():
-        is_table = device == "cuda" and _EXPERT.search(linear)  # one of experts' weights
-        key = _EXPERT.sub(".experts.", linear) if is_table else linear
-        together.setdefault(key, []).extend((name, unit) for name in names)
-        if pairs or is_table:
-            must_agree.add(key)
+        shared = _EXPERT.sub(".experts.", linear) if device == "cuda" else linear  # experts share a table of weights
+        for part, name in enumerate(names):
+            key = (shared, 0 if pairs and device == "cpu" else part)
+            alike.setdefault(key, []).append((name, unit))
     native: dict[str, str] = {}
-    for key, weights in together.items():
+    for weights in alike.values():
         fits = {}
         for name, unit in weights:
             type_name = types.get(name)
             if type_name and bytes_of_block(type_name, device) and unit % _core.gguf_type(type_name)[0] == 0:
                 fits[name] = type_name
-        if key in must_agree and (len(fits) < len(weights) or len(set(fits.values())) > 1):
-            continue
-        native |= fits
+        if len(fits) == len(weights) and len(set(fits.values())) == 1:
+            native |= fits
     return native

@@ -183,6 +183,8 @@ private:
 std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                            Quantization quantization) {
     if (quantization == Quantization::fp8) throw ConfigError("quantization 'fp8': CPUs have int8 and int4");
+    if (kind == LinearKind::act_mul && parts[0].blocks.type != parts[1].blocks.type)
+        throw WeightError("act_mul takes gate and up as blocks of one type, or both as numbers, on a CPU");
     return std::make_unique<PackedLinear>(
         memory_, parts, kind, head_dim, quantization,
         [&](const PackArgs& args) { run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features); },

@@ -424,5 +424,13 @@ struct NVFP4 : Quantised<64, 36, 16> {  // 4 scales, e4m3 without sign; nibbles 
     }
     static int value(uint8_t q) { return mxfp4_values[q]; }
 };
+struct NVFP4_ROW : Quantised<64, 40, 16> {  // float32 scale, the same in all of a row; 4 scales as NVFP4's; nibbles
+    static void integers(const uint8_t* b, uint8_t* q) { nibbles(b + 8, q), nibbles(b + 24, q + 32); }
+    static void scales(const uint8_t* b, float* scales, float*) {
+        NVFP4::scales(b + 4, scales, nullptr);
+        for (int i = 0; i < 4; ++i) scales[i] *= number<float>(b);
+    }
+    static int value(uint8_t q) { return mxfp4_values[q]; }
+};
 
 }  // namespace infinilm::gguf::blocks

@@ -33,21 +33,15 @@ template <class Block>
 void to_q6_k(const uint8_t* b, uint8_t* out) {
     constexpr bool is_xxs = std::is_same_v<Block, blocks::IQ3_XXS>;
     uint8_t q[256];
+    uint8_t numbers[8];
     int8_t values[256], scales[16];
     Block::integers(b, q);
+    Block::numbers(b, numbers);
     // The integers of IQ3_XXS are even and up to 62, in quarters of the factor: half of each is in halves of it.
     for (int i = 0; i < 256; ++i) values[i] = static_cast<int8_t>(Block::value(q[i]) / (is_xxs ? 2 : 1));
-    uint16_t factor;
-    if constexpr (std::is_same_v<Block, blocks::Q3_K>) {
-        Block::scale_numbers(b, scales);
-        factor = blocks::number<uint16_t>(b + 108);
-    } else {
-        uint8_t numbers[8];
-        Block::numbers(b, numbers);
-        for (int i = 0; i < 16; ++i) scales[i] = static_cast<int8_t>(2 * numbers[i / 2] + 1);
-        factor = Block::factor(b);
-        if (is_xxs) factor = from_float<f16>(to_float(f16{factor}) * 0.5f).bits;
-    }
+    for (int i = 0; i < 16; ++i) scales[i] = static_cast<int8_t>(2 * numbers[i / 2] + 1);
+    uint16_t factor = Block::factor(b);
+    if (is_xxs) factor = from_float<f16>(to_float(f16{factor}) * 0.5f).bits;
     put_q6_k(values, scales, factor, out);
 }
 
@@ -113,15 +107,15 @@ void to_q8_0(const uint8_t* b, uint8_t* out) {  // both begin with the scale
 }
 
 template <class Block>
-void to_q4_0(const uint8_t* b, uint8_t* out) {  // the scale of 256 is that of each 32
+void to_q2_k(const uint8_t* b, uint8_t* out) {  // the scale of 256 is that of each 16, and what is subtracted from all
     uint8_t q[256];
     Block::integers(b, q);
-    for (const uint8_t* of_group = q; of_group < q + 256; of_group += 32, out += 18) {
-        std::memcpy(out, b + Block::bytes - 2, 2);
-        for (int i = 0; i < 16; ++i)
-            out[2 + i] =
-                static_cast<uint8_t>((Block::value(of_group[i]) + 8) | (Block::value(of_group[16 + i]) + 8) << 4);
+    std::memset(out, 1 | 1 << 4, 16);
+    for (int i = 0; i < 64; ++i) {
+        const uint8_t* const first = q + i / 32 * 128 + i % 32;
+        out[16 + i] = static_cast<uint8_t>(first[0] | first[32] << 2 | first[64] << 4 | first[96] << 6);
     }
+    for (uint8_t* half = out + 80; half < out + 84; half += 2) std::memcpy(half, b + Block::bytes - 2, 2);
 }
 
 struct Regrouping {
@@ -129,13 +123,12 @@ struct Regrouping {
     void (*put)(const uint8_t* block, uint8_t* out);
 };
 constexpr Regrouping regroupings[] = {
-    {"Q3_K", "Q6_K", to_q6_k<blocks::Q3_K>},
     {"IQ3_XXS", "Q6_K", to_q6_k<blocks::IQ3_XXS>},
     {"IQ3_S", "Q6_K", to_q6_k<blocks::IQ3_S>},
     {"Q5_0", "Q8_0", to_q8_0<blocks::Q5_0>},
     {"IQ4_NL", "Q8_0", to_q8_0<blocks::IQ4_NL>},
-    {"TQ1_0", "Q4_0", to_q4_0<blocks::TQ1_0>},
-    {"TQ2_0", "Q4_0", to_q4_0<blocks::TQ2_0>},
+    {"TQ1_0", "Q2_K", to_q2_k<blocks::TQ1_0>},
+    {"TQ2_0", "Q2_K", to_q2_k<blocks::TQ2_0>},
     {"IQ1_S", "Q6_K", iq1_to_q6_k<blocks::IQ1_S>},
     {"IQ1_M", "Q6_K", iq1_to_q6_k<blocks::IQ1_M>},
     {"IQ4_XS", "Q8_0", to_q8_0_by_groups<blocks::IQ4_XS>},

@@ -6,8 +6,8 @@
 
 namespace infinilm::gguf {
 
-// The type whose blocks hold those of `type`; "": no other type does. Q3_K, IQ1 and IQ3 become Q6_K; Q5_0, IQ4 and IQ2
-// Q8_0; TQ1_0 and TQ2_0 Q4_0. Numbers stay what they are, but for these:
+// The type whose blocks hold those of `type`; "": no other type does. IQ1 and IQ3 become Q6_K; Q5_0, IQ4 and IQ2
+// Q8_0; TQ1_0 and TQ2_0 Q2_K. Numbers stay what they are, but for these:
 //   IQ1, IQ3_XXS      the factor is divided by 8 or 2: a small one may be rounded to a float16
 //   IQ4_XS, IQ2_XXS   the scale of 32 weights is rounded to a float16
 //   IQ2_XS, IQ2_S     weights are rounded to 127ths of the largest of 32

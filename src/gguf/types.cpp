@@ -38,6 +38,8 @@ constexpr Type types[] = {
     {in_no_file, "F8_ROW", 32, 36, true},
     {in_no_file, "F8_32", 32, 36, true},
     {in_no_file, "F8_128", 128, 132, true},
+    // Behind a float32 scale, which all of a row have, too: what NVFP4 of a tensor with a scale becomes.
+    {in_no_file, "NVFP4_ROW", 64, 40, true},
     // Known by their sizes, so that a file with one of them has a readable header.
     {9, "Q8_1", 32, 40, false},
     {15, "Q8_K", 256, 292, false},

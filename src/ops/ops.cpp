@@ -772,8 +772,6 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
         } else {
             check.Check::tensor(weight, part.weight, {rows, parts[0].in_features()});
         }
-        check.require(kind != LinearKind::act_mul || part.blocks.type == parts[0].blocks.type,
-                      "act_mul takes gate and up as blocks of one type, or both as numbers");
         if (part.bias) check.Check::tensor(bias, part.bias, {part.weight.shape(0)});
     }
     return backend.prepare_linear(std::move(parts), kind, head_dim, quantization);

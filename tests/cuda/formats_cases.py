@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_cases import assert_close, make_model, open_llm, prompts
-from emulation import ROOT, Gpu
+from emulation import ROOT, Array, Gpu
 from goldens import golden
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -17,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from gguf_files.block_formulas import SIZES as SIZES_OF_BLOCKS, dequantise
 from gguf_files.conversion import convert, quantised
 from gguf_files.families import FAMILIES, convert_family
-from gguf_files.writer import File, Stored
+from gguf_files.writer import File, Stored, quantise as to_type
 from quantised_files import writers
 from quantised_files.conversion import quantise, resized, write_plain
 from rank_cases import FakeNccl
@@ -82,8 +83,10 @@ def safetensors(
     exact = write_plain(source, stored.with_name(f"{stored.name}-plain"), weights)
     # Scores of normed queries and keys that nothing scales down make sharp softmaxes.
     amplified = 8 if name == "gemma4-a4b" else 4
-    has_row_scales = form == "ct_fp8" and arguments == ["channel"]  # which meet sums, not weights
-    _check(stored, exact, dtype, tp_size, native, nccl, None if has_row_scales else exact, amplified)
+    is_nvfp4 = form == "ct_fp4" and arguments == ["nvfp4"]
+    has_row_scales = is_nvfp4 or (form == "ct_fp8" and arguments == ["channel"])  # which meet sums, not weights
+    rounding = 2.0**-22 if is_nvfp4 else 0  # of products of two scales
+    _check(stored, exact, dtype, tp_size, native, nccl, None if has_row_scales else exact, amplified, rounding)
 
 
 def gguf(
@@ -105,9 +108,16 @@ def gguf(
     stored = Path(folder) / f"{name}-{type_name}-{tp_size}.gguf"
     types = MIXES[type_name] if type_name in MIXES else quantised(type_name, otherwise=embedding)
     file = convert_family(source, FAMILIES[name], types) if name in FAMILIES else convert(source, types)
-    file.write(stored)
+    scales = {  # powers of two, which round no sum that they multiply
+        key: 2.0 ** (np.arange(1, math.prod(tensor.shape[:-2]) + 1) % 2)
+        for key, tensor in file.tensors.items()
+        if tensor.type == "NVFP4" and key.startswith("blk.0.")
+    }
+    of_weights = {f"{key.removesuffix('weight')}scale": to_type("F32", scale) for key, scale in scales.items()}
+    File(file.metadata, file.tensors | of_weights).write(stored)
     twin = stored.with_name(f"plain-{stored.name}")
-    File(file.metadata, {key: numbers_of(tensor) for key, tensor in file.tensors.items()}).write(twin)
+    numbers = {key: numbers_of(tensor, scales.get(key, np.ones(1))) for key, tensor in file.tensors.items()}
+    File(file.metadata, numbers).write(twin)
     _check(stored, twin if type_name in ROUNDED else stored, dtype, tp_size, True, nccl, twin)
 
 
@@ -115,13 +125,14 @@ ROUNDED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ4_XS")
 """Types whose numbers change where a device takes their blocks as those of another type (src/gguf/regroup.h)."""
 
 
-def numbers_of(tensor: Stored) -> Stored:
-    """A tensor's numbers as the device has them."""
+def numbers_of(tensor: Stored, scales: Array) -> Stored:
+    """A tensor's numbers as the device has them, each of its matrices times a scale."""
     type_name, raw = tensor.type, np.frombuffer(tensor.data, np.uint8)
     if type_name in ROUNDED:
         raw = np.array(_core.gguf_regroup(raw, type_name, list(tensor.shape)).numpy()).reshape(-1)
         type_name = _core.gguf_regrouped_type(type_name)
-    return Stored("F32", tensor.shape, dequantise(type_name, raw).astype(np.float32).tobytes())
+    numbers = dequantise(type_name, raw).reshape(len(scales), -1) * scales[:, None]
+    return Stored("F32", tensor.shape, numbers.astype(np.float32).tobytes())
 
 
 def as_q4_k_m(name: str) -> str:
@@ -133,14 +144,21 @@ def as_q4_k_m(name: str) -> str:
 
 
 def as_q2_k(name: str) -> str:
-    """The same of Q2_K, with q, k and v of three types."""
+    """The same of Q2_K, with q, k and v of three types, and gate and up of two."""
     if "norm" in name:
         return "F32"
-    types = {"attn_k": "NVFP4", "attn_v": "Q4_K", "attn_output": "Q4_1", "ffn_down": "Q3_K", "output.": "Q6_K"}
+    types = {"attn_k": "NVFP4", "attn_v": "Q4_K", "attn_output": "Q4_1", "ffn_up": "Q5_1", "ffn_down": "Q3_K"}
+    types["output."] = "Q6_K"
     return next((types[part] for part in types if part in name), "Q2_K")
 
 
-MIXES = {"Q4_K_M": as_q4_k_m, "Q2_K mix": as_q2_k}
+def as_dynamic(name: str) -> str:
+    """The same where each weight has the type that it needs: gates of experts and their ups differ, too."""
+    types = {"blk.0.ffn_up_exps": "Q5_K", "blk.1.ffn_up_exps": "F16", "ffn_gate_shexp": "Q6_K"}
+    return next((types[part] for part in types if part in name), as_q4_k_m(name))
+
+
+MIXES = {"Q4_K_M": as_q4_k_m, "Q2_K mix": as_q2_k, "dynamic": as_dynamic}
 
 
 def _check(
@@ -152,8 +170,12 @@ def _check(
     nccl: str,
     twin: Path | None,
     amplified: float = 4,
+    rounding: float = 0,
 ) -> None:
-    """twin: the same model with its weights as numbers, which 16 bits round to what kernels make of the formats."""
+    """twin: the same model with its weights as numbers, which 16 bits round to what kernels make of the formats.
+
+    rounding: of weights, relative, that come back from the device.
+    """
     (prompt,) = prompts(VOCAB_SIZE, 75)
     settings: dict[str, Any] = {"dtype": dtype, "tensor_parallel_size": tp_size}
     ranks = FakeNccl(nccl) if tp_size > 1 else None
@@ -174,7 +196,8 @@ def _check(
             for name, axis in (*((name, 0) for name in rows), ("mlp.down_proj", 1)):
                 for key in [key for key in weights if key.endswith(f"{name}.weight")]:
                     held = np.concatenate([np.array(state[key].numpy()) for state in states], axis)
-                    np.testing.assert_array_equal(held, np.array(weights[key].numpy()), err_msg=key)
+                    want = np.array(weights[key].numpy())
+                    np.testing.assert_allclose(held, want, rtol=rounding, atol=0, err_msg=key)
         output = llm.generate([prompt, prompt[:9]], temperature=0, max_tokens=3, use_tqdm=False, ignore_eos=True)
     assert [len(o.outputs[0].token_ids) for o in output] == [3, 3]
     assert got[:5].tobytes() == few.tobytes() == hooked.tobytes()
@@ -214,6 +237,6 @@ def beyond_float16(_: Gpu, folder: str) -> None:
 
 def block_types(gpu: Gpu) -> None:
     """The package plans with the formats that the library has."""
-    for name in (*CUDA_BLOCKS, "Q3_K", "Z4_32", "IQ4_NL"):
+    for name in (*CUDA_BLOCKS, "IQ3_S", "Z4_32", "IQ4_NL"):
         assert gpu.lib.block_bytes_on_device(name.encode()) == CUDA_BLOCKS.get(name, 0), name
         assert name not in CUDA_BLOCKS or gpu.lib.size_of_block(name.encode()) == _core.gguf_type(name)[0], name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from quantised import FORMATS, GROUP, blocks, dequantise, pack, quantise
 sys.path.insert(0, str(ROOT / "tests"))
 
 from gguf_files import block_formulas
+
+from infinilm.checkpoint.gguf import scaled_nvfp4
 
 KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_quantised_api.cu
 MAX_DECODE_TOKENS, MAX_NORM_TOKENS = 64, 8
@@ -77,6 +80,7 @@ class Linear:
             None if self.norm_weight is None else gpu.upload(self.norm_weight), ctypes.c_float(EPS),
             residual.pointer if residual else None, ctypes.c_int64(residual.stride if residual else 0), out.pointer,
             ctypes.c_int64(out.stride), int(self.out_float32), split_workspace(gpu, self.n, shape[0], splits), splits,
+            0,
         )  # fmt: skip
         got = out.get()
         gpu.close()
@@ -132,42 +136,59 @@ def twins(
     gpu: Gpu, type_name: str, format: str, n: int, k: int, order: str, head_dim: int, kind: str, seed: int,
     parts: list[tuple[str, int, int]],
 ) -> None:  # fmt: skip
-    """Blocks of files have the bits of their numbers rounded to 16 bits before, as a plainly dequantised model has."""
-    size, bytes_of_block = block_formulas.SIZES[type_name]
-    stored = block_formulas.random_blocks(type_name, n * k // size, seed).reshape(-1, bytes_of_block)
+    """Blocks of files have the bits of their numbers rounded to 16 bits before, as a plainly dequantised model has.
+
+    So have blocks of ups that meet the gates of another linear.
+    """
+    in_file = type_name.removesuffix("_ROW")
+    size, bytes_of_block = block_formulas.SIZES[in_file]
+    stored = block_formulas.random_blocks(in_file, n * k // size, seed).reshape(-1, bytes_of_block)
     if type_name.startswith("Z4"):
         stored[:, 2] %= 16  # zero points are codes
-    if type_name == "NVFP4":
+    if in_file == "NVFP4":
         stored[::3, 0], stored[::5, 1] = 0x7F, 0xFF  # not a number, which is zero; 480 with a sign, which is none
     stored = stored.reshape(n, -1)
-    exact = block_formulas.dequantise(type_name, stored).reshape(n, k).astype(np.float32)
+    exact = block_formulas.dequantise(in_file, stored).reshape(n, k).astype(np.float32)
+    if type_name == "NVFP4_ROW":  # scales of rows meet sums, which powers of two do not round
+        scales = (2.0 ** np.random.default_rng(seed).integers(-9, 5, n)).astype(np.float32)
+        stored = np.concatenate([scaled_nvfp4(row[None], scale) for row, scale in zip(stored, scales, strict=True)])
+        exact *= scales[:, None]
+    half, number = n // 2, FORMATS.index(format)
     where = (n, k, KINDS.index(kind), ORDERS.index(order), head_dim)
-    numbers, num_bytes = FORMATS.index(format), gpu.lib.quantised_bytes(n, k, FORMATS.index(format))
-    native = gpu.upload(np.zeros(num_bytes, np.uint8))
-    for first, rows in ((0, n // 2), (n // 2, n - n // 2)):
-        source = gpu.upload(np.ascontiguousarray(stored[first : first + rows]))
-        gpu.call("blocks_to_rows", source, type_name.encode(), first, rows, native, *where)
+    in_half = (half, k, KINDS.index(kind), ORDERS.index("natural"), 0)
+
+    def packed(rows: Array, shape: tuple[int, ...], cuts: list[int]) -> Any:
+        data = gpu.upload(np.zeros(gpu.lib.quantised_bytes(*shape[:2], number), np.uint8))
+        for first, end in itertools.pairwise(cuts):
+            source = gpu.upload(np.ascontiguousarray(rows[first:end]))
+            gpu.call("blocks_to_rows", source, type_name.encode(), first, end - first, data, *shape)
+        return data
+
+    native = packed(stored, where, [0, half, n])
     back = gpu.empty((n - 8, k))
-    gpu.call("rows_to_numbers", native, 8, n - 8, *where, numbers, back)
+    gpu.call("rows_to_numbers", native, 8, n - 8, *where, number, back)
     assert_bitwise(gpu.download(back), exact[8:])
     if order == "natural":
         _check_rows(gpu, gpu.download(native), exact.astype(F64), format, kind, is_searched=False)
-    twin = gpu.upload(pack_numbers(exact, order, head_dim, kind))
+    versions = [[(native, number, where)], [(gpu.upload(pack_numbers(exact, order, head_dim, kind)), 0, where)]]
+    if order == "gate_up":
+        gates = gpu.upload(pack_numbers(exact[:half], "natural", 0, kind))
+        versions.append([(gates, 0, in_half), (packed(stored[half:], in_half, [0, half]), number, in_half)])
     x = encode(normal(seed + 1, max(tokens for _, tokens, _ in parts), k), kind)
     for kernel, tokens, splits in parts:
         outs = []
-        for data, number in ((native, numbers), (twin, 0)):
-            rows_of_x, out = (
-                of(gpu, x[:tokens], kind),
-                Frame(gpu, kind, (tokens, n // (2 if order == "gate_up" else 1))),
-            )
-            gpu.call(
-                "run_quantised", KERNELS.index(kernel), rows_of_x.pointer, ctypes.c_int64(rows_of_x.stride), tokens,
-                data, None, *where, number, None, ctypes.c_float(EPS), None, ctypes.c_int64(0), out.pointer,
-                ctypes.c_int64(out.stride), 0, split_workspace(gpu, n, tokens, splits), splits,
-            )  # fmt: skip
+        for linears in versions:
+            rows_of_x = of(gpu, x[:tokens], kind)
+            out = Frame(gpu, kind, (tokens, half if order == "gate_up" else n))
+            for i, (data, own, shape) in enumerate(linears):
+                gpu.call(
+                    "run_quantised", KERNELS.index(kernel), rows_of_x.pointer, ctypes.c_int64(rows_of_x.stride), tokens,
+                    data, None, *shape, own, None, ctypes.c_float(EPS), None, ctypes.c_int64(0), out.pointer,
+                    ctypes.c_int64(out.stride), 0, split_workspace(gpu, n, tokens, splits), splits, i,
+                )  # fmt: skip
             outs.append(out.get())
-        assert_bitwise(*outs)
+        for other in outs[1:]:
+            assert_bitwise(other, outs[0])
     gpu.close()
 
 

@@ -11,7 +11,7 @@ from packing import feature_of_row
 
 # The numbers of WeightFormat.
 FORMATS = ("", "int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4", "q4_k", "q5_k", "q6_k")
-FORMATS += ("q2_k", "q4_1", "q5_1", "nvfp4")
+FORMATS += ("q2_k", "q4_1", "q5_1", "nvfp4", "q3_k")
 SMALLEST = np.float32(2.0**-119)
 FOUR_BITS = ("int4", "int4_zeros", "fp4")
 UNIT_COLUMNS = {name: 64 if name in FOUR_BITS else 32 for name in FORMATS}

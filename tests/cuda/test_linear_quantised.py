@@ -93,7 +93,8 @@ def test_packing(emulate: Run, name: str) -> None:
     [
         ("Q4_0", "int4"), ("Q8_0", "int8_groups"), ("Z4_64", "int4_zeros"), ("MXFP4", "fp4"),
         ("Q4_K", "q4_k"), ("Q5_K", "q5_k"), ("Q6_K", "q6_k"),
-        ("Q2_K", "q2_k"), ("Q4_1", "q4_1"), ("Q5_1", "q5_1"), ("NVFP4", "nvfp4"),
+        ("Q2_K", "q2_k"), ("Q3_K", "q3_k"), ("Q4_1", "q4_1"), ("Q5_1", "q5_1"), ("NVFP4", "nvfp4"),
+        ("NVFP4_ROW", "nvfp4"),
     ],
 )  # fmt: skip
 @few

@@ -10,11 +10,23 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from infinilm import _core
 from infinilm.checkpoint import Checkpoint
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.sources import Source
-from quantised_files.writers import FORMATS, Format, Tensors, awq, gptq, of_bf16, save
+from quantised_files.writers import (
+    FORMATS,
+    Format,
+    Tensors,
+    awq,
+    ct_fp4,
+    gptq,
+    mlx_floats,
+    modelopt_fp4,
+    of_bf16,
+    save,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden_quantised"
 
@@ -50,6 +62,33 @@ def test_weights(form: Format, tmp_path: Path, data: st.DataObject) -> None:
     expected = exact[begin:end] if order is None else exact[begin:end][order]
     np.testing.assert_allclose(got, expected, rtol=2.5e-7, atol=0)
     np.testing.assert_array_equal(half, got.astype(np.float16))
+
+
+@pytest.mark.parametrize("form", [ct_fp4("nvfp4"), modelopt_fp4(), mlx_floats("nvfp4")], ids=repr)
+def test_blocks_of_nvfp4(form: Format, tmp_path: Path) -> None:
+    """Codes and both scales become blocks that stand for the same numbers, unless a scale is no number."""
+    tensors, exact = form.write(np.random.default_rng(0), 24, 192)
+    name = next(suffix for suffix in (".weight_scale", ".scales") if suffix in tensors)
+    loaded: list[_core.Tensor] = []
+    for broken in (False, True):
+        if broken:
+            dtype, scales = tensors[name]
+            tensors[name] = dtype, np.where(np.arange(scales.shape[1]) == 7, np.uint8(0x7F), scales)
+        write(tmp_path, form.config, {f"a.b{suffix}": tensor for suffix, tensor in tensors.items()})
+        with open_checkpoint(tmp_path) as checkpoint:
+            assert isinstance(checkpoint, QuantisedCheckpoint)
+            sources = {"a.b.weight": Source("a.b.weight", 8, 24)}
+            linears = {"a.b": (["a.b.weight"], False, 64)}
+            native = checkpoint.native_weights(linears, sources, "cuda", by_headers=False)
+            assert native == ({} if broken else {"a.b.weight": "NVFP4_ROW"})
+            assert not checkpoint.native_weights(linears, sources, "cpu")
+            assert not checkpoint.native_weights({"a.b": (["a.b.weight"], False, 96)}, sources, "cuda")
+            if broken:
+                return
+            checkpoint.load_blocks(lambda *call: loaded.append(call[1]), "w", sources["a.b.weight"], "NVFP4_ROW")
+        (blocks,) = loaded
+        got = _core.gguf_dequantise(blocks.numpy().reshape(-1), "NVFP4_ROW", [16, 192], "float32").numpy()
+        np.testing.assert_allclose(got, exact[8:], rtol=2.5e-7, atol=0)
 
 
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": True, "data_type": "int"}

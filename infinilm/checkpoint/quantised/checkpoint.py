@@ -194,6 +194,8 @@ class QuantisedCheckpoint(Checkpoint):
         if weight is None:
             return None
         scheme = weight.scheme
+        if scheme.kind == "nvfp4":
+            return "NVFP4_ROW" if weight.shape[-1] % 64 == 0 and unit % 64 == 0 else None
         block_inputs = scheme.block[1] if scheme.block else 0
         sizes = weight.shape[-1], scheme.group_size, block_inputs, unit
         size = next((n for n in (128, 64, 32) if not any(size % n for size in sizes)), None)

@@ -270,14 +270,24 @@ def _fp4_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...
     }
 
 
-def _nvfp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
-    scales = _FP8[parts[".weight_scale"]] / parts[".weight_global_scale"].reshape(1, 1)
-    return Codes(_bytes(parts[".weight_packed"]), "rows", 4, shape, _FP4, scales, group_size=scheme.group_size)
+def _nvfp4_codes(codes: str, second: str, is_divisor: bool) -> Any:
+    """Two scales: of e4m3 for 16 inputs, and one of all, `second`, which multiplies or divides them."""
 
+    def of_parts(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+        stored, total = parts[".weight_scale"], parts[second].reshape(1, 1)
+        return Codes(
+            _bytes(parts[codes]),
+            "rows",
+            4,
+            shape,
+            _FP4,
+            _FP8[stored] / total if is_divisor else _FP8[stored] * total,
+            group_size=scheme.group_size,
+            scale_codes=stored.view(np.uint8),
+            factor=float(1 / total[0, 0] if is_divisor else total[0, 0]),
+        )
 
-def _modelopt_fp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
-    scales = _FP8[parts[".weight_scale"]] * parts[".weight_scale_2"].reshape(1, 1)
-    return Codes(_bytes(parts[".weight"]), "rows", 4, shape, _FP4, scales, group_size=scheme.group_size)
+    return of_parts
 
 
 def _mxfp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
@@ -319,6 +329,7 @@ def _mlx_codes(values_of: Callable[[Scheme], Floats], scales_of: Callable[[Array
     def codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
         rows = math.prod(shape[:-1])
         scales, biases = scales_of(parts[".scales"]).reshape(rows, -1), parts.get(".biases")
+        is_e4m3 = scheme.kind == "nvfp4"
         return Codes(
             _bytes(parts[".weight"]),
             "rows",
@@ -328,6 +339,7 @@ def _mlx_codes(values_of: Callable[[Scheme], Floats], scales_of: Callable[[Array
             scales,
             minima=None if biases is None else biases.reshape(rows, -1),
             group_size=scheme.group_size,
+            scale_codes=parts[".scales"].reshape(rows, -1) if is_e4m3 else None,
         )
 
     return codes
@@ -520,7 +532,7 @@ LAYOUTS: Mapping[str, Layout] = {
         },
         _fp4_shape,
         _fp4_expected,
-        _nvfp4_codes,
+        _nvfp4_codes(".weight_packed", ".weight_global_scale", is_divisor=True),
     ),
     "nvfp4 of modelopt": Layout(
         {
@@ -531,7 +543,7 @@ LAYOUTS: Mapping[str, Layout] = {
         },
         _fp4_shape,
         _fp4_expected,
-        _modelopt_fp4_codes,
+        _nvfp4_codes(".weight", ".weight_scale_2", is_divisor=False),
     ),
     "mxfp4": Layout(
         {".weight_packed": Part(("uint8",)), ".weight_scale": Part(_POWER_DTYPES), **_INPUTS},

@@ -113,6 +113,9 @@ class Codes:
         [inputs]: the group of each.
     minima : numpy.ndarray, optional
         What is added to a code times its scale, in the shape of the scales and as they are stored.
+    scale_codes : numpy.ndarray of uint8, optional
+        The scales as e4m3 numbers, where these times `factor` are what they are.
+    factor : float
     """
 
     data: npt.NDArray[np.uint8]
@@ -126,6 +129,8 @@ class Codes:
     scale_rows: int = 1
     group_of: npt.NDArray[np.int32] | None = None
     minima: Array | None = None
+    scale_codes: npt.NDArray[np.uint8] | None = None
+    factor: float = 1
 
     def dequantise(self, dtype: str, begin: int, end: int) -> _core.Tensor:
         """Return rows as plain numbers of `dtype`."""
@@ -170,6 +175,13 @@ class Codes:
         if block_type.startswith("F8"):
             stored = np.ascontiguousarray(exact).view(np.uint8).reshape(*exact.shape, 4)
             fits = self.group_of is None and not (np.abs(exact) >= 256).any()  # CPUs keep 2 ** 120 times as much
+        elif block_type == "NVFP4_ROW":
+            if self.scale_codes is None or (self.scale_codes >= 0x7F).any():  # a sign, or not a number
+                return None
+            codes = self.scale_codes.reshape(self.shape[0], -1, 4)
+            scales = np.empty((*codes.shape[:2], 8), np.uint8)
+            scales[..., :4], scales[..., 4:] = np.array([self.factor], "<f4").view(np.uint8), codes
+            return scales
         elif block_type == "MXFP4":  # the exponents of powers of two; the largest byte stands for none
             exponents = (exact.view(np.uint32) >> 23).astype(np.uint8)
             fits = bool((exponents < 255).all()) and np.array_equal(POWERS[exponents], exact)
@@ -192,17 +204,18 @@ class Codes:
         return np.ascontiguousarray(np.repeat(stored, self.scale_rows, axis=0)[: self.shape[0]])
 
     def blocks(self, block_type: str, begin: int, end: int) -> npt.NDArray[np.uint8]:
-        """Return rows as blocks of Q4_0, Q4_1, Q8_0, MXFP4, Z4_* or F8_*, [rows, bytes]; they must fit such."""
+        """Return rows as blocks of Q4_0, Q4_1, Q8_0, MXFP4, NVFP4_ROW, Z4_* or F8_*, [rows, bytes]; they must fit."""
         scales = self.block_scales(block_type)
         assert scales is not None
+        block = _core.gguf_type(block_type)[0]
         tensor = _core.make_blocks(
             self.data,
             self.order,
             self.bits,
             self.shape,
             scales=scales,
-            group_size=self.group_size,
-            block=_core.gguf_type(block_type)[0],
+            group_size=max(self.group_size, block),  # of NVFP4_ROW a block has the scales of four groups
+            block=block,
             flip=0x80 if self.values[0] != 0 or self.zeros is not None else 0,
             begin=begin,
             end=end,

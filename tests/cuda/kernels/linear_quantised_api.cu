@@ -51,7 +51,7 @@ int embed_quantised(const int* ids, const void* table, int n, int k, int type, i
 int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, const void* data, const float* bias,
                   int n, int k, int type, int order, int head_dim, int format, const float* norm_weight, float eps,
                   const void* residual, int64_t residual_stride, void* out, int64_t out_stride, int out_float32,
-                  void* workspace, int splits) {
+                  void* workspace, int splits, int gate_in_out) {
     LinearArgs args;
     args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
     args.weight = packed(data, n, k, type, order, head_dim, format);
@@ -59,7 +59,7 @@ int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, c
     args.norm_weight = norm_weight, args.norm_eps = eps;
     args.residual = residual, args.residual_stride = residual_stride;
     args.out = out, args.out_stride = out_stride, args.out_float32 = out_float32 != 0;
-    args.workspace = workspace, args.splits = splits;
+    args.workspace = workspace, args.splits = splits, args.gate_in_out = gate_in_out != 0;
     constexpr decltype(&linear_prefill) kernels[] = {linear_prefill, linear_sm90, linear_split_sm90, linear_decode};
     return kernels[kernel](args, nullptr);
 }
