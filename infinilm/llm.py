@@ -921,9 +921,8 @@ def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool) -> str | None:
 def _kernels(plan: ModelPlan) -> str:
     """The kind of kernels that answers depend on, and where the model is cut between two kinds."""
     if plan.cpu_moe:
-        return (
-            f"{kernel_class(plan.device, plan.dtype)}, {kernel_class('cpu', plan.dtype)} for {plan.cpu_moe} x experts"
-        )
+        on_gpu, on_cpu = kernel_class(plan.device, plan.dtype), kernel_class("cpu", plan.dtype)
+        return f"{on_gpu}, {on_cpu} for experts of {plan.cpu_moe} layers"
     if not plan.is_split:
         return kernel_class(plan.device, plan.dtype)
     cut = plan.memory.stages[-1].first_layer

@@ -32,27 +32,29 @@ TensorView HostExperts::widened(Use use, const TensorView& rows) {
     return wide;
 }
 
-void HostExperts::run(Backend& device, const ExpertsParams& params) {
+void HostExperts::run(Backend& device, const ExpertsParams& p) {
     DeviceQueue& queue = *device.queue();
-    const std::vector<TensorView> got = queue.download(
-        std::array{params.x, params.ids, params.weights, params.shared, params.shared_gate, params.residual});
-    const int64_t num_tokens = params.x.shape(0), num_parts = params.ids.numel();
-    const TensorView result = floats(out, num_tokens, params.out.shape(1));
+    const std::vector<TensorView> got = queue.download(std::array{p.x, p.ids, p.weights, p.shared, p.shared_gate});
+    const int64_t num_tokens = p.x.shape(0), num_parts = p.ids.numel();
+    const TensorView result = floats(out, num_tokens, p.out.shape(1));
     ops::experts(*cpu_, {.x = widened(x, got[0]),
                          .ids = got[1],
                          .weights = got[2],
-                         .experts = params.experts,
-                         .activation = params.activation,
+                         .experts = p.experts,
+                         .activation = p.activation,
                          .shared = widened(shared, got[3]),
                          .shared_gate = got[4],
-                         .residual = widened(residual, got[5]),
                          .out = result,
-                         .inner = floats(inner, num_parts, params.experts.intermediate_size),
-                         .parts = floats(parts, num_parts, params.experts.hidden_size),
-                         .weigh_inputs = params.weigh_inputs});
-    const TensorView rounded = grown(rounded_, params.out.dtype(), num_tokens, params.out.shape(1));
+                         .inner = floats(inner, num_parts, p.experts.intermediate_size),
+                         .parts = floats(parts, num_parts, p.experts.hidden_size),
+                         .weigh_inputs = p.weigh_inputs});
+    const TensorView rounded = grown(rounded_, p.out.dtype(), num_tokens, p.out.shape(1));
     round_to(result, rounded);
-    device.copy(queue.upload(Upload::experts, std::array{rounded})[0], params.out);
+    const TensorView sent = queue.upload(Upload::experts, std::array{rounded})[0];
+    if (!p.residual) return device.copy(sent, p.out);
+    // The sum is an op of the device, as it is where hooks look at what experts give.
+    if (p.residual.data() != p.out.data()) device.copy(p.residual, p.out);
+    ops::add_rms_norm(device, {.x = sent, .residual = p.out, .weight = {}, .out = sent, .eps = 0});
 }
 
 }  // namespace infinilm

@@ -14,12 +14,12 @@ public:
     explicit HostExperts(std::unique_ptr<Backend> cpu) : cpu_(std::move(cpu)) {}
     Backend& backend() { return *cpu_; }  // which prepares the weights
 
-    // The arrays of params are on the device, whose rows are widened here exactly; the result is rounded once.
-    void run(Backend& device, const ExpertsParams& params);
+    // The op, of arrays on the device: their rows are widened here, exactly, and the result is rounded once.
+    void run(Backend& device, const ExpertsParams& p);
 
 private:
     // Arrays of a call of the CPU's op, whose memory stays from step to step and grows: [rows, columns] float32.
-    enum Use { x, shared, residual, out, inner, parts, num_uses };
+    enum Use { x, shared, out, inner, parts, num_uses };
     TensorView floats(Use use, int64_t rows, int64_t columns);
     TensorView widened(Use use, const TensorView& rows);
 

@@ -24,6 +24,7 @@ from gguf_files.families import FAMILIES, convert_family
 from goldens import expected_of, golden
 from llm.support import PATIENCE, sharpen
 from lora.adapters import make_adapter
+from numpy.typing import NDArray
 from quantised_files import writers
 from quantised_files.conversion import quantise
 from safetensors.numpy import load_file, save_file
@@ -60,10 +61,22 @@ def answers(llm: LLM, texts: list[list[int]] = TEXTS, **sampling: Any) -> list[A
     return [[(list(c.token_ids), repr(c.logprobs)) for c in o.outputs] + [repr(o.prompt_logprobs)] for o in outputs]
 
 
+def assert_as_expected(llm: LLM, logits: NDArray[Any], expected: dict[str, NDArray[Any]]) -> None:
+    """Logits of `input_ids` that are near the expected ones; in float32 the greedy tokens are those, too."""
+    assert_close(logits, expected["logits"], llm)
+    if llm.dtype != "float32":
+        return
+    error = np.abs(logits - expected["logits"]).max() / np.abs(expected["logits"]).max()
+    assert error <= 2e-5, f"an error of {error:.2e} of the largest logit, expected at most 2e-5"
+    prompt, greedy = expected["input_ids"].tolist(), expected["greedy_ids"].tolist()
+    output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
+    assert list(output[0].outputs[0].token_ids) == greedy
+
+
 def as_transformers(_: Gpu, name: str, dtype: str) -> None:
     """The logits of transformers for every cut; in float32 its greedy tokens, too, and those of a cut are its own."""
     expected = expected_of(name)
-    prompt, greedy = expected["input_ids"].tolist(), expected["greedy_ids"].tolist()
+    prompt = expected["input_ids"].tolist()
     settings: dict[str, Any] = {"dtype": dtype, "max_model_len": int(expected["max_model_len"])}
     num_layers, seen = num_layers_of(golden(name)), {}
     for count in range(num_layers + 1):
@@ -71,12 +84,7 @@ def as_transformers(_: Gpu, name: str, dtype: str) -> None:
             assert llm.devices == (("cpu",) if count == 0 else ("cuda",) if count == num_layers else ("cpu", "cuda"))
             assert llm._plan.is_split == (0 < count < num_layers)
             logits = seen[count] = llm.forward(prompt)
-            assert_close(logits, expected["logits"], llm)
-            if dtype == "float32":
-                error = np.abs(logits - expected["logits"]).max() / np.abs(expected["logits"]).max()
-                assert error <= 2e-5, f"an error of {error:.2e} of the largest logit, expected at most 2e-5"
-                output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
-                assert list(output[0].outputs[0].token_ids) == greedy
+            assert_as_expected(llm, logits, expected)
     # No layers, and all of them: the bits of one device.
     for device, count in (("cpu", 0), ("cuda", num_layers)):
         with open_llm(golden(name), device=device, **settings) as llm:
@@ -97,7 +105,7 @@ def close_to_the_cpu(_: Gpu, name: str, dtype: str, folder: str) -> None:
 def experts_as_transformers(_: Gpu, name: str, dtype: str) -> None:
     """The logits of transformers where the CPU has the experts of some layers, of all, and of none: then the GPU's."""
     expected = expected_of(name)
-    prompt, greedy = expected["input_ids"].tolist(), expected["greedy_ids"].tolist()
+    prompt = expected["input_ids"].tolist()
     settings: dict[str, Any] = {"dtype": dtype, "max_model_len": int(expected["max_model_len"])}
     with open_llm(golden(name), cpu_moe=0, **settings) as llm:
         alone, all_bytes = llm.forward(prompt), llm.memory.weight_bytes
@@ -108,13 +116,37 @@ def experts_as_transformers(_: Gpu, name: str, dtype: str) -> None:
             assert llm.devices == ("cuda",) and not llm._plan.is_split
             assert 0 < llm.memory.host_weight_bytes == all_bytes - llm.memory.weight_bytes
             logits = llm.forward(prompt)
-            assert_close(logits, expected["logits"], llm)
-            if dtype == "float32":
-                error = np.abs(logits - expected["logits"]).max() / np.abs(expected["logits"]).max()
-                assert error <= 2e-5, f"an error of {error:.2e} of the largest logit, expected at most 2e-5"
-                output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
-                assert list(output[0].outputs[0].token_ids) == greedy
+            assert_as_expected(llm, logits, expected)
             assert llm.engine.graph_counts().recorded == 0
+
+
+def experts_in_an_llm(_: Gpu, folder: str, dtype: str) -> None:
+    """Hooks, receipts, other weights and random ones where the CPU has experts."""
+    model = make_model("qwen2-moe", Path(folder))
+    registry, seen = HookRegistry(), []
+    settings: dict[str, Any] = {"dtype": dtype, "max_model_len": 120}
+    with open_llm(model, cpu_moe=1, hooks=registry, **settings) as llm:
+        output = llm.generate(TEXTS[0], **SAMPLING, return_receipt=True, use_tqdm=False)[0].outputs[0]
+        receipt = output.receipt
+        assert receipt is not None
+        assert re.fullmatch(r"sm_90, \w+ for experts of 1 layers", receipt.engine["kernels"]), receipt.engine
+        want = answers(llm)
+        looking = registry.register_hook("layer0_experts", lambda name, tensor, layer: seen.append(tensor.shape))
+        assert answers(llm) == want and seen
+        looking.remove()
+        name = "model.layers.0.mlp.experts.2.down_proj.weight"
+        stored = {key: value for key, value in load_file(model / "model.safetensors").items() if key == name}
+        llm.update_weights({name: -stored[name]})
+        assert answers(llm) != want
+        llm.update_weights(stored)
+        assert answers(llm) == want
+        kept = np.array(llm.engine.state_dict()[0][name].numpy(), np.float32)
+        np.testing.assert_allclose(kept, stored[name], rtol=2.0**-8, atol=1e-6)
+    for count, status in ((1, "equal"), (0, "incomparable")):
+        with open_llm(model, cpu_moe=count, **settings) as llm:
+            assert llm.verify([receipt], use_tqdm=False)[0].status == status
+    with open_llm(model, cpu_moe="all", load_format="dummy", **settings) as llm:
+        assert np.isfinite(llm.forward(TEXTS[3])).all()
 
 
 def a_truncated_file(_: Gpu, folder: str) -> None:

@@ -86,6 +86,7 @@ def test_the_same_bits(
         "memory",
         "draft_model",
         "a_head_of_early_layers",
+        "experts_in_an_llm",
     ],
 )
 @pytest.mark.parametrize("dtype", ["auto"])
