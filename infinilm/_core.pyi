@@ -840,7 +840,7 @@ class MlpSpec:
 class ExpertsSpec:
     """Experts, of which each token goes to some."""
 
-    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', tolerance: float = 0.0, correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False, post_norm: bool = False, out_multiplier: float = 1.0) -> None: ...
+    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', tolerance: float = 0.0, correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False, post_norm: bool = False, out_multiplier: float = 1.0, on_host: bool = False) -> None: ...
 
     @property
     def count(self) -> int: ...
@@ -963,6 +963,15 @@ class ExpertsSpec:
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def on_host(self) -> bool:
+        """
+        Beside a GPU, they are in memory of the host, and the CPU computes them.
+        """
+
+    @on_host.setter
+    def on_host(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
 

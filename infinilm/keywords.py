@@ -63,6 +63,7 @@ _OTHER_NAMES = MappingProxyType(
         "n_gpu_layers": "gpu_layers",
         "num_gpu_layers": "gpu_layers",
         "num_gpu": "gpu_layers",
+        "n_cpu_moe": "cpu_moe",
         "chat_format": "chat_template",
         "model_path": "model",
         "speculative_config": "speculation",

@@ -52,6 +52,7 @@ from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages, one_or_each
 from infinilm.planning.cache_plan import MemoryPlan
+from infinilm.planning.cpu_experts import keep_on_host
 from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_drafting
 from infinilm.planning.stage_sizes import divide_shares
 from infinilm.planning.tower import TowerPlan
@@ -133,6 +134,10 @@ class LLM(
         For a model that is larger than the memory of its GPU: so many of its last layers are on the GPU, with the
         lm_head, and the first ones on the CPU. "auto": as many as fit. None: all are on one kind of device. Every
         number of layers has answers of its own, within rounding, and keeps its bits.
+    cpu_moe
+        For a model with experts that is larger than the memory of its GPU: the experts of so many first layers stay in
+        memory of the host, where the CPU computes them, and all else is on the GPU. "all": those of all layers. "auto":
+        as few as needed. Every number of layers has answers of its own, within rounding, and keeps its bits.
     max_model_len
         Tokens of a sequence, prompt and output together. Default: the model's, or what the KV cache has room for.
     max_num_seqs
@@ -239,6 +244,7 @@ class LLM(
         stages: Sequence[str] = (),
         device_ids: Sequence[int] | None = None,
         gpu_layers: int | str | None = None,
+        cpu_moe: int | str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -300,6 +306,7 @@ class LLM(
             pipeline_parallel_size=count_stages(stages, pipeline_parallel_size),
             device_ids=device_ids,
             gpu_layers=gpu_layers,
+            cpu_moe=cpu_moe,
             lora=lora,
             merge_lora=merge_lora,
             speculation=drafting,
@@ -496,7 +503,7 @@ class LLM(
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
 
     def _spec_of(self, plan: ModelPlan, mtp: MtpFormat | None) -> _core.ModelSpec:
-        return build_spec(
+        spec = build_spec(
             plan.config,
             dtype=plan.dtype,
             max_model_len=self.max_model_len,
@@ -504,6 +511,8 @@ class LLM(
             mtp=mtp,
             given=plan.tower.config.given if isinstance(plan.tower, TowerPlan) else None,
         )
+        keep_on_host(spec, plan.cpu_moe)
+        return spec
 
     def _picture_reader(
         self, tower: TowerPlan | str, media: MediaRules | None, max_num_batched_tokens: int
@@ -911,6 +920,9 @@ def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool) -> str | None:
 
 def _kernels(plan: ModelPlan) -> str:
     """The kind of kernels that answers depend on, and where the model is cut between two kinds."""
+    if plan.cpu_moe:
+        on_gpu, on_cpu = kernel_class(plan.device, plan.dtype), kernel_class("cpu", plan.dtype)
+        return f"{on_gpu}, {on_cpu} for experts of {plan.cpu_moe} layers"
     if not plan.is_split:
         return kernel_class(plan.device, plan.dtype)
     cut = plan.memory.stages[-1].first_layer
@@ -918,8 +930,8 @@ def _kernels(plan: ModelPlan) -> str:
 
 
 def _computation(spec: _core.ModelSpec) -> str:
-    """All that a model computes, whatever its longest sequence is."""
-    return re.sub(r"max_model_len=\d+", "", repr(spec))
+    """All that a model computes, whatever its longest sequence is, and on whichever device."""
+    return re.sub(r"max_model_len=\d+|on_host=\w+", "", repr(spec))
 
 
 def _tower_fingerprint(tower: TowerPlan | str) -> str | None:

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/attention/attention_host.h"
 #include "cuda/core/kernel_list.h"
@@ -26,8 +27,7 @@ namespace infinilm::cuda {
 
 namespace {
 
-constexpr int64_t staging_bytes = 64 << 20;
-constexpr size_t pinned_bytes = 4 << 20;  // of a piece of a copy to or from the host
+constexpr int64_t piece_bytes = 4 << 20;  // of a copy between the host and the device
 
 }  // namespace
 
@@ -45,7 +45,7 @@ public:
         num_sms_ = device.num_sms;
         activate();
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-        pinned_ = std::make_unique<PinnedMemory>(pinned_bytes);
+        pinned_ = std::make_unique<PinnedMemory>(piece_bytes);
         landings_ = std::make_unique<Landings>();
         sampling_ = std::make_unique<SamplingWorkspace>(stream_);
         check(load_kernels(), "loading the kernels");
@@ -77,8 +77,16 @@ public:
     }
 
     void* stream() const override { return stream_; }
-    void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
+    // Whatever comes behind weights waits for them: a linear may read its own before kernels in front of it have ended.
+    void activate() override {
+        make_current();
+        if (std::exchange(is_packing_, false)) synchronize();
+    }
     std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) override;
+    std::vector<TensorView> download(std::span<const TensorView> arrays) override {
+        activate();
+        return download_.fetch(arrays, stream_);
+    }
     Arrival& fetch(const TensorView& sampled) override {
         activate();
         return landings_->fetch(sampled, *pinned_, stream_);
@@ -201,6 +209,7 @@ public:
     }
 
 private:
+    void make_current() { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
     std::unique_ptr<DeviceMemory> device_memory(size_t bytes, std::string_view what) {
         recorder_.memory_asked_for();
         return std::make_unique<DeviceMemory>(bytes, what);
@@ -232,8 +241,11 @@ private:
     StreamRecorder recorder_{stream_};
     std::array<Staging, num_uploads> staging_;       // of upload, by purpose
     Tensor load_staging_;                            // uint8: of pack
+    std::unique_ptr<LoadPieces> load_pieces_;        // the same, from the first weight on
+    bool is_packing_ = false;                        // a weight may be under way: see activate()
     std::unique_ptr<DeviceMemory> split_workspace_;  // of linear_prefill; null where that has no shared tiles
     std::unique_ptr<PinnedMemory> pinned_;
+    Download download_;
     std::unique_ptr<Landings> landings_;
     std::unique_ptr<SamplingWorkspace> sampling_;
 };
@@ -271,7 +283,7 @@ std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const Tens
 
 std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                             int head_dim, Quantization quantization) {
-    activate();
+    make_current();  // the device takes the weight before, while the host reads this one
     auto out = std::make_unique<CudaLinear>();
     out->kind = kind;
     out->in_features = parts[0].in_features();
@@ -343,15 +355,16 @@ void CudaBackend::pack(const TensorView& weight, const BlockType* blocks, int fi
         run_pack(weight.data(), 0, rows);
         return synchronize();  // a linear may read weights before the kernels in front of it have ended
     }
-    require(row_bytes <= staging_bytes, "a weight of shape ", shape_string(weight.shape()), " has too long rows");
-    const int64_t chunk = std::min(rows, staging_bytes / row_bytes);
+    require(row_bytes <= piece_bytes, "a weight of shape ", shape_string(weight.shape()), " has too long rows");
+    const int64_t chunk = std::min(rows, piece_bytes / row_bytes);
     void* staging = load_staging(chunk * row_bytes);
+    if (!load_pieces_) load_pieces_ = std::make_unique<LoadPieces>(piece_bytes);
     for (int64_t begin = 0; begin < rows; begin += chunk) {
         const int64_t end = std::min(begin + chunk, rows);
-        copy_rows(weight.slice(0, begin, end), staging, static_cast<size_t>(row_bytes), "prepare_linear", stream_);
+        load_pieces_->copy(weight.slice(0, begin, end), staging, stream_);
         run_pack(staging, begin, end);
     }
-    synchronize();  // the source may go when this returns
+    is_packing_ = true;
 }
 
 // For weights that came in blocks; others are still where they came from.
@@ -360,7 +373,7 @@ Tensor CudaBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
     const auto [begin, end] = rows_of_part;
     const PackedWeight& weight = pieces(linear)[piece].packed;
     const Tensor out = allocate_host(DType::float32, {end - begin, weight.k});
-    const int64_t row_bytes = int64_t{4} * weight.k, chunk = std::max<int64_t>(staging_bytes / row_bytes, 1);
+    const int64_t row_bytes = int64_t{4} * weight.k, chunk = std::max<int64_t>(piece_bytes / row_bytes, 1);
     activate();
     for (int64_t row = begin; row < end; row += chunk) {
         const int64_t rows = std::min(chunk, end - row);

@@ -1,6 +1,10 @@
 #include "cuda/host/transfers.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -17,6 +21,10 @@ int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * al
 
 size_t pitch(const TensorView& matrix) {  // bytes from row to row
     return static_cast<size_t>(matrix.stride(0) * size_bytes(matrix.dtype()));
+}
+
+size_t width_of(const TensorView& matrix) {  // bytes of a row
+    return static_cast<size_t>(matrix.shape(1) * size_bytes(matrix.dtype()));
 }
 
 // Between the device and pageable memory of the host, piece by piece through pinned memory. For a direct copy the
@@ -49,7 +57,47 @@ void copy_by_pinned(const TensorView& src, const TensorView& dst, const PinnedMe
         }
 }
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // Linux 5.14
+#endif
+
+// Reads the pages of a mapped file that rows lie in. Where one is not there any more, or the disk fails, this tells,
+// while a load instruction would end the process (SIGBUS). Older systems do not know the advice and read later.
+void read_pages(const TensorView& rows) {
+    const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const auto first = reinterpret_cast<uintptr_t>(rows.data());
+    const uintptr_t begin = first / page * page, end = first + ((rows.shape(0) - 1) * pitch(rows) + width_of(rows));
+    int error = 0;
+    do error = ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ) == 0 ? 0 : errno;
+    while (error == EINTR);
+    if (error == EFAULT || error == EIO || error == EHWPOISON)
+        throw WeightError(concat("rows of shape ", shape_string(rows.shape()),
+                                 " cannot be read: their file has become shorter, or its disk fails; fetch the file "
+                                 "again, and let nothing write to it while it is loaded"));
+}
+
 }  // namespace
+
+LoadPieces::LoadPieces(size_t bytes) : pieces_{{Piece(bytes), Piece(bytes)}} {
+    for (Piece& piece : pieces_)
+        check(cudaEventCreateWithFlags(&piece.copied, cudaEventDisableTiming), "cudaEventCreate");
+}
+LoadPieces::~LoadPieces() {
+    on_device(pieces_[0].memory.device, [&] {
+        for (const Piece& piece : pieces_) cudaEventDestroy(piece.copied);
+    });
+}
+
+void LoadPieces::copy(const TensorView& rows, void* dst, cudaStream_t stream) {
+    const size_t width = width_of(rows), row_pitch = pitch(rows), count = static_cast<size_t>(rows.shape(0));
+    Piece& piece = pieces_[std::exchange(next_, 1 - next_)];
+    read_pages(rows);
+    check(cudaEventSynchronize(piece.copied), "loading");
+    for (size_t row = 0; row < count; ++row)
+        std::memcpy(piece.memory.data + row * width, rows.as<const std::byte>() + row * row_pitch, width);
+    check(cudaMemcpyAsync(dst, piece.memory.data, count * width, cudaMemcpyHostToDevice, stream), "loading");
+    check(cudaEventRecord(piece.copied, stream), "loading");
+}
 
 PinnedMemory::PinnedMemory(size_t bytes) : bytes(bytes) {
     cudaGetDevice(&device);
@@ -144,6 +192,27 @@ std::vector<TensorView> Staging::upload(std::span<const TensorView> arrays, cuda
     }
     check(cudaMemcpyAsync(device_.data(), host.data, static_cast<size_t>(offset), cudaMemcpyHostToDevice, stream),
           "upload");
+    return out;
+}
+
+std::vector<TensorView> Download::fetch(std::span<const TensorView> arrays, cudaStream_t stream) {
+    const auto needed = static_cast<size_t>(Staging::bytes_of(arrays));
+    if (!host_ || host_->bytes < needed) {
+        host_ = nullptr;
+        host_ = std::make_unique<PinnedMemory>(static_cast<size_t>(upload_growth) * needed);
+    }
+    std::vector<TensorView> out;
+    std::byte* at = host_->data;
+    for (const TensorView& array : arrays) {
+        if (!array) {
+            out.emplace_back();
+            continue;
+        }
+        out.emplace_back(at, array.dtype(), array.shape());
+        copy_rows(array, at, width_of(array), "download", stream);
+        at += aligned(array.bytes());
+    }
+    check(cudaStreamSynchronize(stream), "download");
     return out;
 }
 

@@ -30,8 +30,38 @@ struct PinnedMemory {
 // it is enqueued; between the device and the host it goes through `pinned`, and is done when this returns.
 void copy(const TensorView& src, const TensorView& dst, const PinnedMemory& pinned, cudaStream_t stream);
 
+// Where weights come through on their way to a device: two pieces of pinned memory that take turns. While the device
+// copies one, the host reads the next rows into the other, from a file if need be.
+class LoadPieces {
+public:
+    explicit LoadPieces(size_t bytes);  // of each
+    ~LoadPieces();
+    // Reads rows of host memory, at most a piece of them and perhaps strided, and enqueues their copy to contiguous
+    // rows on the device. The source may go when this returns. WeightError: pages of a file that cannot be read.
+    void copy(const TensorView& rows, void* dst, cudaStream_t stream);
+
+private:
+    struct Piece {
+        explicit Piece(size_t bytes) : memory(bytes) {}
+        PinnedMemory memory;
+        cudaEvent_t copied = nullptr;
+    };
+    std::array<Piece, 2> pieces_;
+    size_t next_ = 0;
+};
+
 // Enqueues a copy of a matrix to rows that begin dst_pitch bytes apart. op: for the error.
 void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op, cudaStream_t stream);
+
+// Where arrays of a step come to the host side by side, while it waits.
+class Download {
+public:
+    // Views of its memory, which grows, until the next call; absent arrays stay absent.
+    std::vector<TensorView> fetch(std::span<const TensorView> arrays, cudaStream_t stream);
+
+private:
+    std::unique_ptr<PinnedMemory> host_;
+};
 
 // Where what a step sampled comes to the host.
 class Landing final : public Arrival {

@@ -154,6 +154,12 @@ def add_model_settings(
         "one device",
     )
     group.add_argument(
+        "--cpu-moe",
+        type=_count_auto_or_all,
+        metavar="N",
+        help="the experts of so many first layers on the CPU, all else on the GPU; or all, or auto: as few as needed",
+    )
+    group.add_argument(
         "--max-image-pixels",
         type=non_negative,
         metavar="N",
@@ -281,6 +287,14 @@ def _count_or_auto(text: str) -> int | str:
         return non_negative(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"expected 'auto' or an integer >= 0, got {text!r}") from None
+
+
+def _count_auto_or_all(text: str) -> int | str:
+    """Argument type: an integer >= 0, "auto" or "all"."""
+    try:
+        return text if text == "all" else _count_or_auto(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected 'auto', 'all' or an integer >= 0, got {text!r}") from None
 
 
 def _method_or_json(text: str) -> Any:
@@ -484,6 +498,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "kv_cache_dtype",
         "device_ids",
         "gpu_layers",
+        "cpu_moe",
         "max_model_len",
         "revision",
         "max_image_pixels",

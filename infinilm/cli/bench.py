@@ -140,10 +140,11 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     if path is not None:
         plot.check(path)  # now, not after minutes of measuring
 
-    if args.gpu_layers is not None:
-        raise ConfigError(
-            "gpu_layers: bench measures against the limits of one device; leave it out, or use bench --trace"
-        )
+    for name in ("gpu_layers", "cpu_moe"):
+        if getattr(args, name) is not None:
+            raise ConfigError(
+                f"{name}: bench measures against the limits of one device; leave it out, or use bench --trace"
+            )
     shared = model_settings(args)
     shared["device"] = device = resolve_device(args.device)
     if device != "cpu":

@@ -59,6 +59,7 @@ def _describe_weights(plan: ModelPlan) -> dict[str, Any]:
         "packed": plan.packed,
         "devices": list(plan.devices),
         "dtype": plan.dtype,
+        "cpu_moe": plan.cpu_moe,
         "parts": [_describe_part(of) for of in plan.formats] if plan.is_split else [],
     }
 
@@ -254,6 +255,8 @@ def _model_line(model: Mapping[str, Any]) -> str:
     start = f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}"
     if not model["parts"]:
         devices = _devices(model["devices"])
+        if model["cpu_moe"]:
+            devices += f", the experts of the first {model['cpu_moe']} layers on the CPU"
         return f"{start}{_uses(model, model['devices'][0])}, computed in {model['dtype']} on {devices}"
     of_parts = [f"{_uses(model | part, part['device'])}, computed in {part['dtype']}" for part in model["parts"]]
     told = (f"; on {part['device']}{of}" for part, of in zip(model["parts"], of_parts, strict=True))
@@ -310,6 +313,13 @@ def _window_lines(memory: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _host_lines(memory: Mapping[str, Any]) -> list[str]:
+    """The experts that the CPU has beside a GPU."""
+    if not memory["host_weight_bytes"]:
+        return []
+    return [f"experts on the CPU {format_bytes(memory['host_weight_bytes'])}, in memory of the host"]
+
+
 def memory_lines(memory: Mapping[str, Any]) -> list[str]:
     """The memory plan in lines."""
     return [
@@ -318,6 +328,7 @@ def memory_lines(memory: Mapping[str, Any]) -> list[str]:
         f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_tokens']:,} tokens in {memory['num_blocks']} "
         f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token in "
         f"{memory['kv_cache_dtype']} (budget {format_bytes(memory['kv_budget_bytes'])})",
+        *_host_lines(memory),
         *_window_lines(memory),
         *_state_lines(memory),
         *(f"stage {number}, {StageMemory(**stage)}" for number, stage in enumerate(memory["stages"])),

@@ -227,8 +227,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--memory",
         type=sizes,
         metavar="SIZE[,SIZE]",
-        help="plan for devices with so much that is free, such as 80GiB; it need not be here. With --gpu-layers, that "
-        "of the host and that of the GPU",
+        help="plan for devices with so much that is free, such as 80GiB; it need not be here. With --gpu-layers "
+        "or --cpu-moe, that of the host and that of the GPU",
     )
     add_model_settings(parser, positional=True, loads=False)
     add_lora(parser, "an adapter that requests can name; may be repeated")

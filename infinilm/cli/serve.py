@@ -38,6 +38,7 @@ __all__ = ["add_serve", "run_serve"]
 
 _BY_TEMPLATE = "it is not needed: the model's chat template tells how"
 _GPU_LAYERS = "here it is --gpu-layers N or auto, or --device cuda for all layers"
+_CPU_MOE = "here it is --cpu-moe N, all or auto"
 _HINTS = {
     # Options that vLLM has.
     "--enable-auto-tool-choice": _BY_TEMPLATE,
@@ -69,6 +70,9 @@ _HINTS = {
     "--jinja": "it is not needed: chat templates are always Jinja",
     "--n-gpu-layers": _GPU_LAYERS,
     "-ngl": _GPU_LAYERS,
+    "--n-cpu-moe": _CPU_MOE,
+    "-ncmoe": _CPU_MOE,
+    "-cmoe": _CPU_MOE,
 }
 
 
@@ -244,8 +248,7 @@ def run_serve(args: argparse.Namespace) -> int:
             )
         if args.stages and (args.replicas is not None or args.ray_address is not None):
             raise ConfigError("--stages are those of one server; put `infinilm route` in front of several")
-        if args.gpu_layers is not None:
-            _check_gpu_layers(args)
+        _check_alone(args)
         if args.stage:
             return _be_stage(args)
         if args.ray_address is not None and args.replicas is not None and args.pipeline_parallel_size > 1:
@@ -258,8 +261,11 @@ def run_serve(args: argparse.Namespace) -> int:
         return _serve(args) if args.replicas is None and args.ray_address is None else _serve_replicas(args)
 
 
-def _check_gpu_layers(args: argparse.Namespace) -> None:
-    """ConfigError: several models or servers would share the CPU that has the other layers of each."""
+def _check_alone(args: argparse.Namespace) -> None:
+    """ConfigError: several models or servers would share the CPU that has a part of each."""
+    option = "--gpu-layers" if args.gpu_layers is not None else "--cpu-moe" if args.cpu_moe is not None else None
+    if option is None:
+        return
     for name, is_there in (
         ("--stage", bool(args.stage)),
         ("--replicas", args.replicas is not None),
@@ -267,9 +273,7 @@ def _check_gpu_layers(args: argparse.Namespace) -> None:
         ("more than one --model", bool(args.models)),
     ):
         if is_there:
-            raise ConfigError(
-                f"--gpu-layers is of one model of one server, and has the CPU to itself; leave {name} out"
-            )
+            raise ConfigError(f"{option} is of one model of one server, and has the CPU to itself; leave {name} out")
 
 
 def _serve_stages(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""A part of a model on a GPU: which layers are there, while the others are on the CPU."""
+"""A part of a model on a GPU: which layers are there, while others, or the experts of some, are on the CPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from infinilm.planning.sizes import parse_size
 __all__ = [
     "LEAST_CONTEXT",
     "check_alone",
+    "check_one_split",
     "count_gpu_layers",
     "gpu_of",
     "memory_of_devices",
@@ -37,21 +38,30 @@ def count_gpu_layers(gpu_layers: Any, num_layers: int) -> int:
     return count
 
 
-def check_alone(gpu_layers: Any, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
-    """ConfigError: the model is divided in another way, too."""
+def check_one_split(gpu_layers: Any, cpu_moe: Any) -> None:
+    """ConfigError: a model is divided between the CPU and a GPU in two ways."""
+    if gpu_layers is not None and cpu_moe is not None:
+        raise ConfigError(
+            f"gpu_layers={gpu_layers!r} and cpu_moe={cpu_moe!r}: either whole layers are on the CPU, or the experts of "
+            "some; use one of the two"
+        )
+
+
+def check_alone(setting: str, value: Any, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
+    """ConfigError: the model, which `setting` divides between the CPU and a GPU, is divided in another way, too."""
     for name, size in (
         ("tensor_parallel_size", tensor_parallel_size),
         ("pipeline_parallel_size", pipeline_parallel_size),
     ):
         if size != 1:
             raise ConfigError(
-                f"gpu_layers={gpu_layers!r} and {name}={size}: a model is divided between the CPU and one GPU, or over "
+                f"{setting}={value!r} and {name}={size}: a model is divided between the CPU and one GPU, or over "
                 "ranks or stages of one kind; use one of the two"
             )
 
 
-def gpu_of(device: str, device_ids: Sequence[int] | None, *, must_exist: bool) -> str | None:
-    """The GPU that gets layers; None: `device` is "auto", and there is none that can be used.
+def gpu_of(setting: str, device: str, device_ids: Sequence[int] | None, *, must_exist: bool) -> str | None:
+    """The GPU of a model that `setting` divides; None: `device` is "auto", and there is none that can be used.
 
     Raises
     ------
@@ -62,7 +72,7 @@ def gpu_of(device: str, device_ids: Sequence[int] | None, *, must_exist: bool) -
     """
     if device == "cpu":
         raise ConfigError(
-            "gpu_layers: device='cpu' names no GPU; leave device out, or gpu_layers, or pass 'cuda' or 'cuda:1'"
+            f"{setting}: device='cpu' names no GPU; leave device out, or {setting}, or pass 'cuda' or 'cuda:1'"
         )
     if must_exist and resolve_device(device) == "cpu":
         return None
@@ -72,9 +82,9 @@ def gpu_of(device: str, device_ids: Sequence[int] | None, *, must_exist: bool) -
         try:
             usable = usable_gpus()
         except DeviceError as error:
-            raise DeviceError(f"gpu_layers: {error}") from error
+            raise DeviceError(f"{setting}: {error}") from error
         if int(gpu.partition(":")[2] or 0) not in usable:
-            raise DeviceError(f"gpu_layers: {gpu} is not one of the GPUs that can be used here, {usable}")
+            raise DeviceError(f"{setting}: {gpu} is not one of the GPUs that can be used here, {usable}")
     return gpu
 
 

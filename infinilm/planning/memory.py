@@ -28,17 +28,19 @@ from infinilm.logs import logger
 from infinilm.lora import Merge, PeftAdapter, read_adapter
 from infinilm.lora.adapters import check_name
 from infinilm.planning.cache_plan import CacheSizing, MemoryPlan
+from infinilm.planning.cpu_experts import check_types, count_cpu_moe, expert_bytes, keep_on_host
 from infinilm.planning.formats import DeviceFormat, format_on, resolve_dtype
 from infinilm.planning.gpu_layers import (
     LEAST_CONTEXT,
     check_alone,
+    check_one_split,
     count_gpu_layers,
     gpu_of,
     memory_of_devices,
     most_layers,
     usable_memory,
 )
-from infinilm.planning.sizes import parse_size
+from infinilm.planning.sizes import format_bytes, parse_size
 from infinilm.planning.stage_sizes import MemoryShare, divide_shares
 from infinilm.planning.stages import StagePart, check_ranks, split_specs, stage_specs, threads_per_stage
 from infinilm.planning.tower import TowerPlan, plan_tower
@@ -85,6 +87,7 @@ class ModelPlan:
     head: Path | None = None  # the folder of such a head
     draft: ModelPlan | None = None  # of the draft model, whose bytes `memory` has, too
     tower: TowerPlan | str = ""  # whose bytes `memory` has, too; or why the model reads no pictures
+    cpu_moe: int = 0  # beside a GPU, the CPU has the experts of so many first layers
 
     @property
     def loading(self) -> list[dict[str, Any]]:
@@ -142,32 +145,37 @@ def plan_model(model: str | os.PathLike[str], **settings: Any) -> ModelPlan:
 
     `settings`: those of `_plan`.
     """
-    if settings.get("gpu_layers") == "auto":
-        settings["gpu_layers"] = _most_gpu_layers(model, settings)
+    check_one_split(settings.get("gpu_layers"), settings.get("cpu_moe"))
+    for name in ("gpu_layers", "cpu_moe"):
+        if settings.get(name) == "auto":
+            settings[name] = _layers_that_fit(model, settings, name)
     return _plan(model, **settings)
 
 
-def _most_gpu_layers(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> int:
-    """How many last layers of a model fit the GPU with their part of the cache.
+def _layers_that_fit(model: str | os.PathLike[str], settings: Mapping[str, Any], name: str) -> int:
+    """How many last layers fit the GPU with a cache; or with "cpu_moe", the experts of how many first ones do not.
 
-    That is the cache that is asked for, or else that of one sequence of `max_model_len` or `LEAST_CONTEXT` tokens.
+    The cache is the one that is asked for, or else that of one sequence of `max_model_len` or `LEAST_CONTEXT` tokens.
     """
     from infinilm.checkpoint.folder import resolve_model
     from infinilm.config.json.model_config import AutoConfig
 
     path = resolve_model(model, settings.get("revision"), use_tqdm=settings.get("use_tqdm", True))
     num_layers = AutoConfig.from_pretrained(path).num_layers
-    check_alone("auto", settings.get("tensor_parallel_size", 1), settings.get("pipeline_parallel_size", 1))
+    check_alone(name, "auto", settings.get("tensor_parallel_size", 1), settings.get("pipeline_parallel_size", 1))
     given = memory_of_devices(settings.get("memory"))
-    gpu = gpu_of(settings.get("device", "auto"), settings.get("device_ids"), must_exist=given is None)
+    gpu = gpu_of(name, settings.get("device", "auto"), settings.get("device_ids"), must_exist=given is None)
     if gpu is None:
         return 0
     free = usable_memory(free_memory(gpu) if given is None else given[1])
+    on_gpu: dict[str, Any] = {"memory": (_ANY_MEMORY, free), "device": gpu, "device_ids": None}  # which alone decides
+
+    def setting(count: int) -> int:
+        return count if name == "gpu_layers" else num_layers - count
 
     def fits(count: int) -> bool:
-        memory = (_ANY_MEMORY, free) if count < num_layers else free  # only that of the GPU decides
         try:
-            plan = _plan(path, **{**settings, "gpu_layers": count, "memory": memory, "device": gpu, "device_ids": None})
+            plan = _plan(path, **{**settings, **on_gpu, name: setting(count)})
         except CacheFullError:
             return False
         of_gpu = plan.memory.stages[-1] if plan.is_split else plan.memory
@@ -176,9 +184,9 @@ def _most_gpu_layers(model: str | os.PathLike[str], settings: Mapping[str, Any])
         wanted = settings.get("max_model_len") or min(LEAST_CONTEXT, longest_text(plan.config))
         return has_room and plan.memory.max_model_len >= wanted
 
-    count = most_layers(fits, num_layers)
-    logger.info("gpu_layers: %d of %d layers fit %s", count, num_layers, gpu)
-    return count
+    chosen = setting(most_layers(fits, num_layers))
+    logger.info("%s: %d of %d layers, for %s", name, chosen, num_layers, gpu)
+    return chosen
 
 
 _ANY_MEMORY = 1 << 60  # bytes
@@ -201,6 +209,7 @@ def _plan(
     pipeline_parallel_size: int = 1,
     device_ids: Sequence[int] | None = None,
     gpu_layers: int | str | None = None,
+    cpu_moe: int | str | None = None,
     revision: str | None = None,
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
@@ -211,7 +220,7 @@ def _plan(
     mmproj: str | os.PathLike[str] | None = None,
     use_tqdm: bool = True,
 ) -> ModelPlan:
-    """`plan_model` with a number of `gpu_layers`.
+    """`plan_model` with numbers of layers.
 
     `memory`: what is free of each device, which need not be here; see `plan_memory`. `speculation`: a draft model takes
     memory, too. `stage`: this one alone. `max_image_pixels`, `mmproj`: see `plan_tower`. `use_tqdm`: show a bar while
@@ -241,14 +250,17 @@ def _plan(
     packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
     num_stages = pipeline_parallel_size if stage is None else 1  # in this process
-    if gpu_layers is None:
+    if cpu_moe is not None:
+        check_alone("cpu_moe", cpu_moe, tensor_parallel_size, pipeline_parallel_size)
+        devices, given = _gpu_beside_cpu(cpu_moe, device, device_ids, memory)
+    elif gpu_layers is None:
         devices = resolve_devices(
             device, tensor_parallel_size, device_ids, num_stages=num_stages, must_exist=memory is None
         )
         given = None if memory is None else [parse_size("memory", memory)] * len(devices)
     else:
         gpu_layers = count_gpu_layers(gpu_layers, config.num_layers)
-        check_alone(gpu_layers, tensor_parallel_size, pipeline_parallel_size)
+        check_alone("gpu_layers", gpu_layers, tensor_parallel_size, pipeline_parallel_size)
         devices, given = _devices_of_parts(gpu_layers, config.num_layers, device, device_ids, memory)
     is_split = gpu_layers is not None and len(devices) > 1
     num_ranks = 1 if is_split else len(devices) // num_stages
@@ -320,6 +332,10 @@ def _plan(
             )
         )
     spec = specs[-1]
+    num_cpu_moe = 0 if cpu_moe is None else count_cpu_moe(cpu_moe, spec)
+    if num_cpu_moe:
+        check_quantization(quantization, dtype="float32", on_cpu=True)
+        keep_on_host(spec, num_cpu_moe)
     if is_split:
         assert isinstance(gpu_layers, int)
         parts = split_specs(specs, gpu_layers)
@@ -367,6 +383,12 @@ def _plan(
         of.weight_bytes([part], config, num_ranks, has_files=has_files)[0]
         for of, part in zip(of_parts, parts, strict=True)
     ]
+    host_weight_bytes = 0
+    if num_cpu_moe:
+        check_types(formats[0].native_types)
+        host_weight_bytes = expert_bytes(spec, formats[0].kept, formats[0].bytes_of_quantised)
+        _check_host(host_weight_bytes, num_cpu_moe, memory)
+        weight_bytes[0] -= host_weight_bytes
     num_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, pipeline_parallel_size)
     workspace = [
         _core.workspace_bytes(
@@ -420,7 +442,7 @@ def _plan(
         workspace[-1] += draft.memory.workspace_bytes
     per_share = len(devices) // len(caches)
     shares = tuple(
-        MemoryShare(devices[i * per_share : (i + 1) * per_share], *own_share)
+        MemoryShare(devices[i * per_share : (i + 1) * per_share], *own_share, host_weight_bytes)
         for i, own_share in enumerate(zip(caches, weight_bytes, workspace, strict=True))
     )
     try:
@@ -470,6 +492,7 @@ def _plan(
         head,
         draft,
         tower,
+        num_cpu_moe,
     )
 
 
@@ -638,10 +661,10 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
-        ``pipeline_parallel_size``, ``device_ids``, ``gpu_layers``, ``revision``, ``lora``, ``merge_lora``,
-        ``speculation``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device
-        (on a CPU, of all ranks together) to plan for, with `gpu_layers` also of the host and of the GPU, such as
-        "64GiB,24GiB". The devices need not be present then.
+        ``pipeline_parallel_size``, ``device_ids``, ``gpu_layers``, ``cpu_moe``, ``revision``, ``lora``,
+        ``merge_lora``, ``speculation``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory
+        of each device (on a CPU, of all ranks together) to plan for, with `gpu_layers` and `cpu_moe` also of the host
+        and of the GPU, such as "64GiB,24GiB". The devices need not be present then.
 
     Raises
     ------
@@ -694,7 +717,7 @@ def _devices_of_parts(
     given = memory_of_devices(memory)
     if count == 0:
         return ("cpu",), None if given is None else given[:1]
-    gpu = gpu_of(device, device_ids, must_exist=given is None)
+    gpu = gpu_of("gpu_layers", device, device_ids, must_exist=given is None)
     if gpu is None:
         reason = backends()["cuda"]["reason"]
         raise DeviceError(
@@ -703,6 +726,33 @@ def _devices_of_parts(
     if count == num_layers:
         return (gpu,), None if given is None else given[1:]
     return ("cpu", gpu), given
+
+
+def _gpu_beside_cpu(
+    cpu_moe: int | str, device: str, device_ids: Sequence[int] | None, memory: Any
+) -> tuple[tuple[str, ...], list[int] | None]:
+    """The GPU of a model whose experts the CPU has, and what `memory` says is free there; None: ask it."""
+    given = memory_of_devices(memory)
+    gpu = gpu_of("cpu_moe", device, device_ids, must_exist=given is None)
+    if gpu is not None:
+        return (gpu,), None if given is None else given[1:]
+    if cpu_moe == 0:
+        return ("cpu",), None
+    reason = backends()["cuda"]["reason"]
+    raise DeviceError(
+        f"cpu_moe={cpu_moe!r}: there is no GPU here that can be used ({reason}); pass 0, or 'auto', or leave it out"
+    )
+
+
+def _check_host(num_bytes: int, num_layers: int, memory: Any) -> None:
+    """CacheFullError: the host has no memory for the experts of so many layers."""
+    given = memory_of_devices(memory)
+    free = free_memory("cpu") if given is None else given[0]
+    if num_bytes > free:
+        raise CacheFullError(
+            f"cpu_moe={num_layers}: the experts of these layers take {format_bytes(num_bytes)} of the host's memory, "
+            f"of which {format_bytes(free)} are free; lower cpu_moe, free memory, or pass quantization='int4'"
+        )
 
 
 def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:

@@ -28,12 +28,15 @@ class MemoryShare:
         What decides the cache of a rank, or of all ranks that share a memory.
     weight_bytes, workspace_bytes : int
         What else they take.
+    host_weight_bytes : int
+        What experts of the model take in memory of the host, beside a GPU that has everything else.
     """
 
     devices: tuple[str, ...]
     cache: CacheSizing
     weight_bytes: int
     workspace_bytes: int
+    host_weight_bytes: int = 0
 
 
 def divide_shares(
@@ -76,7 +79,7 @@ def divide_shares(
 
     plans = divide(max_model_len)
     if len(plans) == 1:
-        return plans[0]
+        return replace(plans[0], host_weight_bytes=shares[0].host_weight_bytes)
     if max_model_len is None:  # each has chosen the longest that fits there
         plans = divide(min(plan.max_model_len for plan in plans))
     fullest = max(plans, key=lambda plan: plan.weight_bytes)

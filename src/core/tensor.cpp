@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 
@@ -110,6 +111,15 @@ void prefer_huge_pages(const TensorView& host) {
     const auto begin = (reinterpret_cast<uintptr_t>(host.data()) + page - 1) / page * page;
     const auto end = reinterpret_cast<uintptr_t>(host.data()) + static_cast<uintptr_t>(host.bytes());
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // no matter if it is refused
+}
+
+void round_to(const TensorView& src, const TensorView& dst) {
+    visit_floating(src.dtype(), [&]<class S>(S) {
+        visit_floating(dst.dtype(), [&]<class D>(D) {
+            std::transform(src.as<const S>(), src.as<const S>() + src.numel(), dst.as<D>(),
+                           [](S value) { return from_float<D>(to_float(value)); });
+        });
+    });
 }
 
 }  // namespace infinilm

@@ -80,6 +80,8 @@ Tensor allocate_host(DType dtype, std::span<const int64_t> shape);
 // Asks the system for pages of 2 MiB where memory of the host is touched from now on.
 void prefer_huge_pages(const TensorView& host);
 inline constexpr int64_t large_buffer = 4 << 20;  // bytes from which buffers of activations and scratch have them
+// Rounds each element of src to the dtype of dst, to nearest even. Both are contiguous, in memory of the host.
+void round_to(const TensorView& src, const TensorView& dst);
 inline Tensor allocate_host(DType dtype, std::initializer_list<int64_t> shape) {
     return allocate_host(dtype, std::span(shape.begin(), shape.size()));
 }

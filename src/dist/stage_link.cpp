@@ -4,7 +4,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -18,16 +17,6 @@ constexpr uint32_t magic = 0x33504c49;  // "ILP3" in memory: another program, or
 
 std::span<std::byte> bytes_of(const TensorView& x) {
     return {static_cast<std::byte*>(x.data()), static_cast<size_t>(x.bytes())};
-}
-
-// Rounds each element of src to the dtype of dst. Both are contiguous, in memory of the host.
-void round_to(const TensorView& src, const TensorView& dst) {
-    visit_floating(src.dtype(), [&]<class S>(S) {
-        visit_floating(dst.dtype(), [&]<class D>(D) {
-            std::transform(src.as<const S>(), src.as<const S>() + src.numel(), dst.as<D>(),
-                           [](S value) { return from_float<D>(to_float(value)); });
-        });
-    });
 }
 
 }  // namespace

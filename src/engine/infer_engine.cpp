@@ -10,6 +10,7 @@
 #include "model/cache_entries.h"
 #include "ops/cuda_library.h"
 #include "ops/device_queue.h"
+#include "ops/host_experts.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -118,6 +119,8 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
         if (const char* const refused = only_on_cpus(spec); refused != nullptr && device.kind == DeviceKind::cuda)
             throw ConfigError(concat("models with ", refused, " do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
+    if (spec.has_experts_on_host() && (options.devices.size() > 1 || is_on_cpu(options.devices[0])))
+        throw ConfigError("experts in memory of the host are beside one GPU, which has all else of the model");
     claim_.emplace(options.devices);
     const PipelineOptions& pipeline = options.pipeline;
     if (!pipeline.dtypes.empty() && pipeline.dtypes.size() != static_cast<size_t>(pipeline.num_stages))
@@ -158,6 +161,9 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     const int r = rank.rank_of_stage;
     rank.backend = make_backend(rank.params.spec(), options, rank.index);
+    if (spec_.has_experts_on_host())
+        rank.backend->host_experts = std::make_shared<HostExperts>(cpu::make_cpu_backend(
+            {.num_threads = options.num_threads, .isa = options.isa, .compute_dtype = spec_.dtype}));
     for (const CacheSpec& layer : spec_.caches())
         if (layer.has_rows()) rank.backend->check_head(layer.head_dim);
     rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
@@ -172,8 +178,8 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.communicator->all_reduce(first);
     if (queue) queue->synchronize();
     if (options.pipeline.stage >= 0 || !options.pipeline.dtypes.empty()) rank.params.skip_other_stages(*rank.backend);
-    // A graph has no place where the host waits for another stage.
-    const bool has_graphs = options.graphs && !rank.stages;
+    // A graph has no place where the host waits for another stage, or computes.
+    const bool has_graphs = options.graphs && !rank.stages && !rank.backend->host_experts;
     rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, has_graphs);
 }
 

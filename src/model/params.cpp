@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "model/prepare_vectors.h"
+#include "ops/host_experts.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -179,19 +180,24 @@ std::vector<std::string> Params::keep(Backend& backend, const ParamRow& row, Ten
 
 std::vector<std::string> Params::prepare_if_complete(Backend& backend, const LinearEntry& linear) {
     const Loading& own = loading(linear);
+    Backend& keeper = keeper_of(backend, linear.on_host);
     if (own.packed.panels || own.packed.scales) return adopt_if_complete(backend, linear);
     for (const size_t index : linear.rows)
         if (!loaded_[index]) return {};
-    if (is_of_stage(rows()[linear.rows[0]]))
-        linear.weights->prepared =
-            ops::prepare_linear(backend, own.parts, linear.kind, linear.head_dim, linear.quantization);
+    try {
+        if (is_of_stage(rows()[linear.rows[0]]))
+            linear.weights->prepared =
+                ops::prepare_linear(keeper, own.parts, linear.kind, linear.head_dim, linear.quantization);
+    } catch (const WeightError& error) {
+        throw WeightError(concat("'", linear.name, "': ", error.what()));
+    }
     std::vector<std::string> prepared;
     for (const size_t index : linear.rows) {
         const ParamRow& done = rows()[index];
         prepared.push_back(done.name);
         Tensor& tensor = destination(done);
-        const bool can_unpack = backend.device().kind == DeviceKind::cpu || tensor.device() != Device{} ||
-                                own.parts[done.part].has_blocks();
+        const bool can_unpack =
+            keeper.device().kind == DeviceKind::cpu || tensor.device() != Device{} || own.parts[done.part].has_blocks();
         if (!done.is_bias && !tensor.read_only && can_unpack) tensor = {};
     }
     return prepared;
@@ -279,12 +285,13 @@ void Params::load_dummy(Backend& backend, DType dtype, uint64_t seed) {
             keep(backend, row, {});
             continue;
         }
-        Tensor part = backend.allocate(dtype, part_shape(row));
+        Backend& keeper = keeper_of(backend, row.linear && row.linear->on_host);
+        Tensor part = keeper.allocate(dtype, part_shape(row));
         const bool is_norm = row.shape.size() == 1 && row.name.find("norm") != std::string::npos;
         if (is_norm || row.name.ends_with("scale") || row.name.ends_with("layer_scalar"))
             backend.copy(ones_like(part), part);
         else
-            backend.fill_random(part, seed + std::hash<std::string>{}(row.name) + static_cast<uint64_t>(shard_.rank));
+            keeper.fill_random(part, seed + std::hash<std::string>{}(row.name) + static_cast<uint64_t>(shard_.rank));
         keep(backend, row, std::move(part));
     }
 }
@@ -292,7 +299,7 @@ void Params::load_dummy(Backend& backend, DType dtype, uint64_t seed) {
 Tensor Params::stored(Backend& backend, const ParamRow& row) const {
     const Tensor& kept = destination(row);
     if (kept || !row.linear || !row.linear->weights->prepared || row.is_bias || !has_part(row)) return kept;
-    return backend.unpack_linear(*row.linear->weights->prepared, row.part);
+    return keeper_of(backend, row.linear->on_host).unpack_linear(*row.linear->weights->prepared, row.part);
 }
 
 void Params::check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const {

@@ -268,6 +268,9 @@ struct ModelSpec {
     bool has_blocks() const {
         return std::ranges::any_of(layers, [](const LayerSpec& layer) { return layer.block.has_value(); });
     }
+    bool has_experts_on_host() const {
+        return std::ranges::any_of(layers, [](const LayerSpec& own) { return own.experts && own.experts->on_host; });
+    }
     bool is_eagle3(int index) const { return index >= num_layers && mtp->is_eagle3(); }
     // Logits of a row: of the model, or of its MTP head. 0: it has no lm_head.
     int num_logits(bool of_head) const {

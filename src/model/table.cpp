@@ -21,6 +21,7 @@ void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
                                                            .head_dim = linear.head_dim,
                                                            .quantization = quantization,
                                                            .adaptable = linear.adaptable && !linear.vocabulary,
+                                                           .on_host = linear.on_host,
                                                            .timed = linear.timed,
                                                            .rows = {},
                                                            .index = linears_.size(),

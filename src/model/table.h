@@ -21,6 +21,7 @@ struct LinearEntry {
     int head_dim = 0;  // of qkv and by_head
     Quantization quantization = Quantization::none;
     bool adaptable = true;     // whether adapters of requests may change it: see takes_adapter
+    bool on_host = false;      // beside a GPU: see HostExperts
     std::string_view timed;    // what its time counts as
     std::vector<size_t> rows;  // of the table: weights and biases
     size_t index = 0;          // of the table's linears
@@ -60,6 +61,7 @@ public:
         int head_dim = 0;
         bool quantised = true;  // where the model's linears are
         bool adaptable = true;
+        bool on_host = false;
         bool vocabulary = false;  // rows are looked up by token id, or are logits: not adaptable, int8 at the least
     };
 

@@ -345,7 +345,8 @@ class PreparedExperts {
 public:
     virtual ~PreparedExperts() = default;
     int64_t num_experts = 0, hidden_size = 0, intermediate_size = 0;
-    bool gated = true;  // else gate_up is up alone, and the activation that of what it gives
+    bool gated = true;     // else gate_up is up alone, and the activation that of what it gives
+    bool on_host = false;  // their memory is that of the host, beside a GPU: see HostExperts
 };
 
 // out[t] = sum of weights[t, k] * down(gate_up(x[t])) of the expert ids[t, k], in the order of k, so that it does not
@@ -597,6 +598,7 @@ const char* describe(SampleFault fault);
 void check_sampled(const TensorView& ids);  // in host memory; Error that names the first row that has no id
 
 class DeviceQueue;  // ops/device_queue.h
+class HostExperts;  // ops/host_experts.h
 
 class Backend {
 public:
@@ -606,6 +608,8 @@ public:
     virtual DType activation_dtype() const = 0;
     // How work reaches a device that does it while the host goes on; null: an op is done when it returns.
     virtual DeviceQueue* queue() { return nullptr; }
+    // Beside a GPU: what keeps experts in memory of the host. Null where no layer's are there.
+    std::shared_ptr<HostExperts> host_experts;
 
     // Memory. Zeroed; freed with the last owner.
     virtual Tensor allocate(DType dtype, std::span<const int64_t> shape) = 0;

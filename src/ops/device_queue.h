@@ -62,9 +62,10 @@ public:
 };
 
 // Arrays of a purpose lie where they lay before, as long as those in front of them have the same sizes: graphs know
-// where. changes: see LogitChanges, of any size. masks follow when the forward pass is under way.
-enum class Upload { step, changes, masks, adapters };
-inline constexpr size_t num_uploads = 4;
+// where. experts: see HostExperts; changes: see LogitChanges, of any size. masks follow when the forward pass is under
+// way.
+enum class Upload { step, changes, masks, adapters, experts };
+inline constexpr size_t num_uploads = 5;
 // Where upload() has to take more memory, it takes so many times what it needs, for steps that grow.
 inline constexpr int64_t upload_growth = 2;
 
@@ -90,6 +91,9 @@ public:
     // enqueued until the next call with the same purpose. Absent stays absent. The step before may be under way, and
     // none before that.
     virtual std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) = 0;
+    // The other way: arrays on the device, whose rows may be strided, or absent, to memory of the host. The host waits
+    // for them and for all work before. Valid until the next call.
+    virtual std::vector<TensorView> download(std::span<const TensorView> arrays) = 0;
     // Enqueues a copy of what a step sampled, int32 on the device or absent, to the host. Valid until the second call
     // after it.
     virtual Arrival& fetch(const TensorView& sampled) = 0;

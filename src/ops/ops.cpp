@@ -11,6 +11,7 @@
 
 #include "args/state.h"
 #include "core/check.h"
+#include "ops/host_experts.h"
 #include "ops/values.h"
 
 namespace infinilm::ops {
@@ -476,6 +477,7 @@ void experts(Backend& backend, const ExpertsParams& p) {
     if (p.shared_gate) check.tensor("shared_gate", p.shared_gate, {"num_tokens", 1}, DType::float32);
     if (p.residual) check.tensor("residual", p.residual, {"num_tokens", hidden_size}, check.activation);
     check.tensor("out", p.out, {"num_tokens", hidden_size}, check.activation);
+    if (p.experts.on_host && backend.host_experts) return backend.host_experts->run(backend, p);
     const int64_t num_parts = check["num_tokens"] * check["top_k"];
     check.tensor("inner", p.inner, {num_parts, p.joins_apart() ? 2 * inner_size : inner_size}, check.activation);
     check.tensor("parts", p.parts, {num_parts, hidden_size}, check.activation);

@@ -42,6 +42,9 @@ public:
     std::vector<TensorView> upload(Upload, std::span<const TensorView>) override {
         return unused(), std::vector<TensorView>();
     }
+    std::vector<TensorView> download(std::span<const TensorView>) override {
+        return unused(), std::vector<TensorView>();
+    }
     Arrival& fetch(const TensorView&) override { throw Failure("no step runs here"); }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int, Quantization) override {
         return unused(), nullptr;

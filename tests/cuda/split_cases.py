@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
+import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from gguf_files.families import FAMILIES, convert_family
 from goldens import expected_of, golden
 from llm.support import PATIENCE, sharpen
 from lora.adapters import make_adapter
+from numpy.typing import NDArray
 from quantised_files import writers
 from quantised_files.conversion import quantise
 from safetensors.numpy import load_file, save_file
@@ -28,7 +32,7 @@ from speculation.drafters import Book, assert_drafted, counts, told
 from speculation.heads import make_eagle3, make_right_head, make_with_head
 
 import infinilm
-from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig
+from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, _core
 from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.planning.memory import plan_headers
 
@@ -57,10 +61,22 @@ def answers(llm: LLM, texts: list[list[int]] = TEXTS, **sampling: Any) -> list[A
     return [[(list(c.token_ids), repr(c.logprobs)) for c in o.outputs] + [repr(o.prompt_logprobs)] for o in outputs]
 
 
+def assert_as_expected(llm: LLM, logits: NDArray[Any], expected: dict[str, NDArray[Any]]) -> None:
+    """Logits of `input_ids` that are near the expected ones; in float32 the greedy tokens are those, too."""
+    assert_close(logits, expected["logits"], llm)
+    if llm.dtype != "float32":
+        return
+    error = np.abs(logits - expected["logits"]).max() / np.abs(expected["logits"]).max()
+    assert error <= 2e-5, f"an error of {error:.2e} of the largest logit, expected at most 2e-5"
+    prompt, greedy = expected["input_ids"].tolist(), expected["greedy_ids"].tolist()
+    output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
+    assert list(output[0].outputs[0].token_ids) == greedy
+
+
 def as_transformers(_: Gpu, name: str, dtype: str) -> None:
     """The logits of transformers for every cut; in float32 its greedy tokens, too, and those of a cut are its own."""
     expected = expected_of(name)
-    prompt, greedy = expected["input_ids"].tolist(), expected["greedy_ids"].tolist()
+    prompt = expected["input_ids"].tolist()
     settings: dict[str, Any] = {"dtype": dtype, "max_model_len": int(expected["max_model_len"])}
     num_layers, seen = num_layers_of(golden(name)), {}
     for count in range(num_layers + 1):
@@ -68,12 +84,7 @@ def as_transformers(_: Gpu, name: str, dtype: str) -> None:
             assert llm.devices == (("cpu",) if count == 0 else ("cuda",) if count == num_layers else ("cpu", "cuda"))
             assert llm._plan.is_split == (0 < count < num_layers)
             logits = seen[count] = llm.forward(prompt)
-            assert_close(logits, expected["logits"], llm)
-            if dtype == "float32":
-                error = np.abs(logits - expected["logits"]).max() / np.abs(expected["logits"]).max()
-                assert error <= 2e-5, f"an error of {error:.2e} of the largest logit, expected at most 2e-5"
-                output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
-                assert list(output[0].outputs[0].token_ids) == greedy
+            assert_as_expected(llm, logits, expected)
     # No layers, and all of them: the bits of one device.
     for device, count in (("cpu", 0), ("cuda", num_layers)):
         with open_llm(golden(name), device=device, **settings) as llm:
@@ -91,7 +102,72 @@ def close_to_the_cpu(_: Gpu, name: str, dtype: str, folder: str) -> None:
             assert_close(llm.forward(prompt), want, llm)
 
 
-def same_bits(_: Gpu, name: str, folder: str, dtype: str, count: int, **settings: Any) -> None:
+def experts_as_transformers(_: Gpu, name: str, dtype: str) -> None:
+    """The logits of transformers where the CPU has the experts of some layers, of all, and of none: then the GPU's."""
+    expected = expected_of(name)
+    prompt = expected["input_ids"].tolist()
+    settings: dict[str, Any] = {"dtype": dtype, "max_model_len": int(expected["max_model_len"])}
+    with open_llm(golden(name), cpu_moe=0, **settings) as llm:
+        alone, all_bytes = llm.forward(prompt), llm.memory.weight_bytes
+    with open_llm(golden(name), **settings) as llm:
+        assert llm.forward(prompt).tobytes() == alone.tobytes()
+    for count in (num_layers_of(golden(name)) - 1, "all"):
+        with open_llm(golden(name), cpu_moe=count, **settings) as llm:
+            assert llm.devices == ("cuda",) and not llm._plan.is_split
+            assert 0 < llm.memory.host_weight_bytes == all_bytes - llm.memory.weight_bytes
+            logits = llm.forward(prompt)
+            assert_as_expected(llm, logits, expected)
+            assert llm.engine.graph_counts().recorded == 0
+
+
+def experts_in_an_llm(_: Gpu, folder: str, dtype: str) -> None:
+    """Hooks, receipts, other weights and random ones where the CPU has experts."""
+    model = make_model("qwen2-moe", Path(folder))
+    registry, seen = HookRegistry(), []
+    settings: dict[str, Any] = {"dtype": dtype, "max_model_len": 120}
+    with open_llm(model, cpu_moe=1, hooks=registry, **settings) as llm:
+        output = llm.generate(TEXTS[0], **SAMPLING, return_receipt=True, use_tqdm=False)[0].outputs[0]
+        receipt = output.receipt
+        assert receipt is not None
+        assert re.fullmatch(r"sm_90, \w+ for experts of 1 layers", receipt.engine["kernels"]), receipt.engine
+        want = answers(llm)
+        looking = registry.register_hook("layer0_experts", lambda name, tensor, layer: seen.append(tensor.shape))
+        assert answers(llm) == want and seen
+        looking.remove()
+        name = "model.layers.0.mlp.experts.2.down_proj.weight"
+        stored = {key: value for key, value in load_file(model / "model.safetensors").items() if key == name}
+        llm.update_weights({name: -stored[name]})
+        assert answers(llm) != want
+        llm.update_weights(stored)
+        assert answers(llm) == want
+        kept = np.array(llm.engine.state_dict()[0][name].numpy(), np.float32)
+        np.testing.assert_allclose(kept, stored[name], rtol=2.0**-8, atol=1e-6)
+    for count, status in ((1, "equal"), (0, "incomparable")):
+        with open_llm(model, cpu_moe=count, **settings) as llm:
+            assert llm.verify([receipt], use_tqdm=False)[0].status == status
+    with open_llm(model, cpu_moe="all", load_format="dummy", **settings) as llm:
+        assert np.isfinite(llm.forward(TEXTS[3])).all()
+
+
+def a_truncated_file(_: Gpu, folder: str) -> None:
+    """A file that becomes shorter while it is loaded is an error that names a weight."""
+    model = Path(folder) / "truncated"
+    shutil.copytree(make_model("llama", Path(folder)), model)
+    file = model / "model.safetensors"
+
+    from_numpy = _core.from_numpy
+
+    def cut_file(*args: Any, **settings: Any) -> Any:
+        os.truncate(file, 2 * mmap.PAGESIZE)  # it is mapped by now
+        return from_numpy(*args, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "from_numpy", cut_file)
+        with pytest.raises(infinilm.WeightError, match=r"'(lm_head|model\..*)': rows .* cannot be read"):
+            open_llm(model, dtype="float32").close()
+
+
+def same_bits(_: Gpu, name: str, folder: str, dtype: str, split: dict[str, Any], **settings: Any) -> None:
     """Bit for bit: each prompt alone, all at once, in chunks, from prefixes of before, after a preemption, from blocks
     that lay in the memory of the host meanwhile, and with drafts.
     """
@@ -99,11 +175,11 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, count: int, **settings
     book = Book()
 
     def open_small(**more: Any) -> LLM:
-        sizes = {"max_num_seqs": 3, "max_model_len": 120, "gpu_layers": count}
+        sizes = {"max_num_seqs": 3, "max_model_len": 120, **split}
         return open_llm(model, dtype=dtype, **{**sizes, **settings, **more})
 
     with open_small(enable_prefix_caching=False, max_num_seqs=1) as llm:
-        assert llm._plan.is_split
+        assert llm._plan.is_split or llm._plan.cpu_moe
         want = [answers(llm, [text])[0] for text in TEXTS]
     has_states = llm.memory.num_states > 0
     with open_small(max_num_batched_tokens=23) as llm:
@@ -238,7 +314,7 @@ def other_weights(_: Gpu, folder: str, dtype: str) -> None:
         assert answers(llm) == want
 
 
-def gguf(_: Gpu, name: str, folder: str, type_name: str) -> None:
+def gguf(_: Gpu, name: str, folder: str, type_name: str, split: dict[str, Any]) -> None:
     """Blocks of a GGUF file are computed with as they are stored in both parts, each of the types that it has."""
     is_wide = type_name == "Q4_K_M"
     wide = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64}
@@ -250,7 +326,9 @@ def gguf(_: Gpu, name: str, folder: str, type_name: str) -> None:
     file = convert_family(source, FAMILIES[name], types) if name in FAMILIES else convert(source, types)
     stored = Path(folder) / f"{name}-{type_name}.gguf"
     file.write(stored)
-    weights_in_few_bits(stored)
+    weights_in_few_bits(stored, split)
+    if "cpu_moe" in split:
+        return
     plan = plan_headers(stored, {"gpu_layers": 2, "memory": "1GiB,1GiB", "max_num_seqs": 4})
     told = plan_lines(describe_plan(plan))[0]
     first, last = told.split("; on ")[1:]
@@ -264,21 +342,22 @@ def safetensors(_: Gpu, folder: str, form: str, arguments: list[Any]) -> None:
     source = make_model("llama", Path(folder), num_hidden_layers=3, hidden_size=128, intermediate_size=256, head_dim=32)
     stored = Path(folder) / f"{form}-{'-'.join(map(str, arguments))}"
     quantise(source, stored, getattr(writers, form)(*arguments))
-    weights_in_few_bits(stored)
+    weights_in_few_bits(stored, {"gpu_layers": 2})
 
 
 def in_few_bits(_: Gpu, folder: str, quantization: str) -> None:
     """Weights that are rounded while they are read."""
-    weights_in_few_bits(make_model("llama", Path(folder), num_hidden_layers=3), quantization=quantization)
+    for name, split in (("llama", {"gpu_layers": 2}), ("qwen2-moe", {"cpu_moe": 2})):
+        weights_in_few_bits(make_model(name, Path(folder), num_hidden_layers=3), split, quantization=quantization)
 
 
-def weights_in_few_bits(model: Path, **settings: Any) -> None:
+def weights_in_few_bits(model: Path, split: dict[str, Any], **settings: Any) -> None:
     """Between the answers of either device alone, each of which rounds as it does; the same bits in any cut."""
     (prompt,) = prompts(90, 40)
-    with open_llm(model, gpu_layers=2, **settings) as llm:
-        assert llm._plan.is_split
+    with open_llm(model, **split, **settings) as llm:
+        assert llm._plan.is_split or llm._plan.cpu_moe
         got, want = llm.forward(prompt), answers(llm)
-    with open_llm(model, gpu_layers=2, **settings, max_num_batched_tokens=7) as llm:
+    with open_llm(model, **split, **settings, max_num_batched_tokens=7) as llm:
         assert llm.forward(prompt).tobytes() == got.tobytes()
         assert answers(llm) == want
     of_each = []

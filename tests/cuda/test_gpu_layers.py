@@ -1,4 +1,4 @@
-"""A part of a model on the simulated device, the rest on the CPU (`gpu_layers`)."""
+"""A part of a model on the simulated device, the rest on the CPU (`gpu_layers`, `cpu_moe`)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,26 @@ def test_as_transformers(simulate: Run, name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("qwen2-moe-window", "float32"),  # an expert of all tokens, and its gate
+        ("gpt-oss", "bfloat16"),  # biases
+        ("llama4-text", "float16"),  # an expert reads the token times its weight
+        ("gemma4-a4b", "bfloat16"),  # an MLP beside experts
+        ("nemotron-3-super", "bfloat16"),  # experts in a latent
+    ],
+)
+def test_experts_on_the_cpu(simulate: Run, name: str, dtype: str) -> None:
+    outcome = simulate("split_cases:experts_as_transformers", name=name, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+def test_a_truncated_file(simulate: Run, models: str) -> None:
+    outcome = simulate("split_cases:a_truncated_file", folder=models)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
     ("name", "dtype"), [("llama", "bfloat16"), ("qwen2-moe", "float16"), ("deepseek-v3", "bfloat16")]
 )
 def test_close_to_the_cpu(simulate: Run, models: str, name: str, dtype: str) -> None:
@@ -38,16 +58,19 @@ def test_close_to_the_cpu(simulate: Run, models: str, name: str, dtype: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "settings"),
+    ("name", "dtype", "split", "settings"),
     [
-        ("llama", "auto", {}),
-        ("gemma2", "float16", {"kv_cache_dtype": "int8"}),
-        ("qwen3-5-dense", "bfloat16", {}),
-        ("qwen2-moe", "float32", {}),
+        ("llama", "auto", {"gpu_layers": 1}, {}),
+        ("gemma2", "float16", {"gpu_layers": 1}, {"kv_cache_dtype": "int8"}),
+        ("qwen3-5-dense", "bfloat16", {"gpu_layers": 1}, {}),
+        ("qwen2-moe", "float32", {"gpu_layers": 1}, {}),
+        ("qwen2-moe", "bfloat16", {"cpu_moe": 1}, {}),
     ],
 )
-def test_the_same_bits(simulate: Run, models: str, name: str, dtype: str, settings: dict[str, str]) -> None:
-    outcome = simulate("split_cases:same_bits", name=name, folder=models, dtype=dtype, count=1, **settings)
+def test_the_same_bits(
+    simulate: Run, models: str, name: str, dtype: str, split: dict[str, int], settings: dict[str, str]
+) -> None:
+    outcome = simulate("split_cases:same_bits", name=name, folder=models, dtype=dtype, split=split, **settings)
     assert outcome.ok, outcome.text
 
 
@@ -63,6 +86,7 @@ def test_the_same_bits(simulate: Run, models: str, name: str, dtype: str, settin
         "memory",
         "draft_model",
         "a_head_of_early_layers",
+        "experts_in_an_llm",
     ],
 )
 @pytest.mark.parametrize("dtype", ["auto"])
@@ -110,10 +134,18 @@ def test_no_gpu(simulate: Run, settings: dict[str, str]) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize(("name", "type_name"), [("llama", "Q4_K_M"), ("qwen2-moe", "Q4_K_M"), ("llama", "Q8_0")])
-def test_gguf(simulate: Run, models: str, name: str, type_name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "type_name", "split"),
+    [
+        ("llama", "Q4_K_M", {"gpu_layers": 2}),
+        ("qwen2-moe", "Q4_K_M", {"gpu_layers": 2}),
+        ("qwen2-moe", "Q4_K_M", {"cpu_moe": 2}),
+        ("llama", "Q8_0", {"gpu_layers": 2}),
+    ],
+)
+def test_gguf(simulate: Run, models: str, name: str, type_name: str, split: dict[str, int]) -> None:
     pytest.importorskip("gguf")
-    outcome = simulate("split_cases:gguf", name=name, folder=models, type_name=type_name)
+    outcome = simulate("split_cases:gguf", name=name, folder=models, type_name=type_name, split=split)
     assert outcome.ok, outcome.text
 
 

@@ -30,6 +30,7 @@ CORE = [
             "ops/args",
             "ops/attention_work",
             "ops/backend_defaults",
+            "ops/host_experts",
             "ops/ops",
             "ops/values",
         )

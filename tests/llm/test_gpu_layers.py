@@ -12,11 +12,14 @@ from hypothesis import given, strategies as st
 
 import infinilm
 from infinilm import LLM, CacheFullError, ConfigError, DeviceError, PagedKVCacheConfig, plan_memory
+from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.cli.main import main
 from infinilm.planning.gpu_layers import most_layers, usable_memory
+from infinilm.planning.memory import plan_headers
 from llm import tiny
 
 NUM_LAYERS = 6
+WITH_EXPERTS = "deepseek-v3"  # in all of its three layers but the first
 pytestmark = pytest.mark.one_rank  # a model that two devices share has no others
 SMALL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 64}
 
@@ -129,6 +132,53 @@ def test_bad_settings(folder: Path, settings: dict[str, Any], message: str) -> N
         plan_memory(folder, **{"memory": "1GiB", **settings})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cpu_moe": -1}, "cpu_moe must be 0 to 3, the layers of the model, 'all', or 'auto', .*; got -1"),
+        ({"cpu_moe": 4}, "cpu_moe must be 0 to 3, .*; got 4"),
+        ({"cpu_moe": True}, "cpu_moe: expected 'auto', 'all' or a number of layers, got True"),
+        ({"cpu_moe": 1, "tensor_parallel_size": 2}, "cpu_moe=1 and tensor_parallel_size=2: .*; use one of the two"),
+        ({"cpu_moe": "auto", "pipeline_parallel_size": 2}, "cpu_moe='auto' and pipeline_parallel_size=2: "),
+        ({"cpu_moe": "all", "gpu_layers": "auto"}, "gpu_layers='auto' and cpu_moe='all': .*; use one of the two"),
+        ({"cpu_moe": 1, "device": "cpu"}, "cpu_moe: device='cpu' names no GPU"),
+        ({"cpu_moe": 1, "quantization": "fp8"}, "quantization='fp8' works on GPUs"),
+    ],
+)
+def test_bad_settings_of_experts(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_memory(golden(WITH_EXPERTS), **{"memory": "1GiB", **settings})
+
+
+def test_a_model_without_experts(folder: Path) -> None:
+    for count in (1, "all", "auto"):
+        with pytest.raises(ConfigError, match="cpu_moe: this model has no experts"):
+            plan_memory(folder, cpu_moe=count, memory="1GiB")
+
+
+def test_experts_have_a_memory_of_their_own() -> None:
+    """What the GPU has less, the host has; "auto" takes as few layers as the GPU's memory allows."""
+    model, settings = golden(WITH_EXPERTS), {**SMALL, "kv_cache": PagedKVCacheConfig(num_blocks=8, block_size=16)}
+    plans = [plan_memory(model, **settings, cpu_moe=count, memory="1GiB") for count in range(4)]
+    assert plans[0] == plan_memory(model, **settings, device="cuda", memory="1GiB")
+    assert plans[3] == plan_memory(model, **settings, cpu_moe="all", memory="1GiB")
+    host = [plan.host_weight_bytes for plan in plans]
+    assert host == sorted(host) and host[-1] > 0
+    assert {plan.weight_bytes + plan.host_weight_bytes for plan in plans} == {plans[0].weight_bytes}
+    told = plan_lines(describe_plan(plan_headers(model, {**settings, "cpu_moe": 2, "memory": "1GiB"})))
+    assert told[0].endswith("on cuda, the experts of the first 2 layers on the CPU")
+    assert any(line.startswith("experts on the CPU ") for line in told)
+    assert "of experts on the CPU" in str(plans[3]) and "of experts" not in str(plans[0])
+    for count, plan in enumerate(plans):
+        if count and host[count] == host[count - 1]:
+            continue  # a layer without experts
+        size = plan.total_bytes * 16 // 15 + 1  # of which a sixteenth is left
+        auto = plan_memory(model, **settings, cpu_moe="auto", memory=(1 << 30, size))
+        assert auto.host_weight_bytes == plan.host_weight_bytes
+    with pytest.raises(CacheFullError, match=r"cpu_moe=3: the experts of these layers take .* of the host's memory"):
+        plan_memory(model, **settings, cpu_moe="all", memory=(host[-1] - 1, 1 << 30))
+
+
 def test_models_that_cannot_be_divided() -> None:
     with pytest.raises(ConfigError, match="does not fit a model whose layers read the keys and values of earlier ones"):
         plan_memory(golden("gemma4-e2b"), gpu_layers=1, memory="1GiB")
@@ -155,6 +205,8 @@ def test_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for device in ("auto", "cuda"):
         with pytest.raises(DeviceError, match=r"gpu_layers.*no NVIDIA driver"):
             LLM(folder, gpu_layers=2, device=device, use_tqdm=False)
+        with pytest.raises(DeviceError, match=r"cpu_moe.*no NVIDIA driver"):
+            LLM(golden(WITH_EXPERTS), cpu_moe=1, device=device, use_tqdm=False)
     with LLM(folder, gpu_layers="auto", **SMALL, use_tqdm=False) as llm, LLM(folder, **SMALL, use_tqdm=False) as plain:
         assert llm.devices == ("cpu",)
         assert llm.forward([3, 4, 5]).tobytes() == plain.forward([3, 4, 5]).tobytes()
@@ -189,6 +241,8 @@ def test_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", str(folder), "--gpu-layers", "2", "--model", f"b={folder}"], "leave more than one --model out"),
         (["serve", str(folder), "--gpu-layers", "2", "--stages", "127.0.0.1:1", "--stage", "1"], "leave --stage out"),
         (["bench", "-m", str(folder), "--gpu-layers", "2"], "--gpu-layers: bench measures against the limits of one"),
+        (["bench", "-m", str(folder), "--cpu-moe", "all"], "--cpu-moe: bench measures against the limits of one"),
+        (["serve", str(folder), "--cpu-moe", "2", "--replicas", "2"], "--cpu-moe is of one model of one server"),
     ):
         assert main(arguments) == 2
         assert message in capsys.readouterr().err, arguments

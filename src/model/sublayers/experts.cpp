@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "ops/host_experts.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -50,11 +51,13 @@ Experts::Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& pl
     logits_ = plan.add({.name = "router_logits", .columns = (spec_.count + 7) / 8 * 8, .dtype = DType::float32});
     ids_ = plan.add({.name = "expert_ids", .columns = top_k, .dtype = DType::int32});
     weights_ = plan.add({.name = "expert_weights", .columns = top_k, .dtype = DType::float32});
-    const int gate_and_up = spec_.expert.gated && is_apart(spec_.expert.activation) ? 2 : 1;
-    inner_ = plan.add(
-        {.name = "expert_inner", .columns = gate_and_up * int64_t{spec_.expert.intermediate_size}, .rows = top_k});
-    parts_ = plan.add({.name = "expert_parts", .columns = own_size_, .rows = top_k});
-    lists_ = plan.add({.name = "expert_lists", .columns = expert_list_ints, .rows = top_k, .dtype = DType::int32});
+    if (!spec_.on_host) {
+        const int gate_and_up = spec_.expert.gated && is_apart(spec_.expert.activation) ? 2 : 1;
+        inner_ = plan.add(
+            {.name = "expert_inner", .columns = gate_and_up * int64_t{spec_.expert.intermediate_size}, .rows = top_k});
+        parts_ = plan.add({.name = "expert_parts", .columns = own_size_, .rows = top_k});
+        lists_ = plan.add({.name = "expert_lists", .columns = expert_list_ints, .rows = top_k, .dtype = DType::int32});
+    }
     latent_ = plan.add({.name = "expert_latent", .columns = spec_.latent_size});
     latent_out_ = plan.add({.name = "expert_latent_out", .columns = spec_.latent_size});
     read_ = plan.add({.name = "expert_read", .columns = model.parallel_blocks ? hidden_size_ : 0});
@@ -82,7 +85,8 @@ void Experts::declare(ParamTable& table) {
                            .adaptable = false});
     if (model.correction_bias) table.wide(correction_, at + "gate.e_score_correction_bias", model.count);
     for (size_t e = 0; e < down_.size(); ++e)
-        declare_mlp(table, gate_up_[e], down_[e], concat(at, "experts.", e, "."), model.expert, true, own_size_);
+        declare_mlp(table, gate_up_[e], down_[e], concat(at, "experts.", e, "."), model.expert, true, own_size_,
+                    model.on_host);
     if (model.latent_size > 0) {
         const auto latent = [&](LinearWeights& weights, const std::string& name, int64_t in, int64_t out) {
             table.linear(weights, {.name = name, .in_features = in, .parts = {{name, out}}, .timed = "router"});
@@ -107,7 +111,8 @@ void Experts::prepare(Backend& backend) {
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
         return out;
     };
-    prepared_ = ops::prepare_experts(backend, prepared(gate_up_), prepared(down_));
+    prepared_ = ops::prepare_experts(keeper_of(backend, spec_.on_host), prepared(gate_up_), prepared(down_));
+    prepared_->on_host = spec_.on_host;
 }
 
 std::vector<Site> Experts::sites() const { return {sites::router_logits}; }
@@ -120,11 +125,12 @@ std::vector<LinearCall> Experts::calls() const {
         calls.push_back({.in_features = own_size_, .out_features = hidden_size_});
     }
     for (const int64_t in_features : {own_size_, int64_t{spec_.expert.intermediate_size}})
-        calls.push_back({.in_features = in_features,
-                         .out_features = 0,
-                         .rows = spec_.top_k,
-                         .count = spec_.count,
-                         .adaptable = false});
+        if (!spec_.on_host)
+            calls.push_back({.in_features = in_features,
+                             .out_features = 0,
+                             .rows = spec_.top_k,
+                             .count = spec_.count,
+                             .adaptable = false});
     if (!shared_) return calls;
     const std::vector<LinearCall> of_shared = shared_->calls();
     calls.insert(calls.end(), of_shared.begin(), of_shared.end());

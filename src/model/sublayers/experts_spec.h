@@ -30,6 +30,7 @@ struct ExpertsSpec {
     bool post_norm =
         false;  // what experts give is normed before it joins the stream, in models with no other such norm
     float out_multiplier = 1;  // of what they add, with what all tokens go to
+    bool on_host = false;      // beside a GPU: their weights stay in memory of the host, where the CPU computes them
 
     void check(const ModelSpec& model) const;
     std::vector<Divided> divided() const;
@@ -56,6 +57,7 @@ struct ExpertsSpec {
         f("weigh_inputs", &ExpertsSpec::weigh_inputs, "An expert reads the token times its weight.");
         f("post_norm", &ExpertsSpec::post_norm, "A norm for what experts alone add to the residual stream.");
         f("out_multiplier", &ExpertsSpec::out_multiplier, "Multiplies what they add.");
+        f("on_host", &ExpertsSpec::on_host, "Beside a GPU, they are in memory of the host, and the CPU computes them.");
     }
 };
 

@@ -9,7 +9,7 @@
 namespace infinilm {
 
 void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down, const std::string& at,
-                 const MlpSpec& whole, bool is_expert, int64_t size) {
+                 const MlpSpec& whole, bool is_expert, int64_t size, bool on_host) {
     const int64_t hidden = size > 0 ? size : table.model().hidden_size, intermediate_size = whole.intermediate_size;
     const bool gated = whole.gated;
     const Cut rows = Cut::rows(inner_parts);
@@ -21,13 +21,15 @@ void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down,
                            .timed = is_expert ? "experts" : "gate_up_proj",
                            .bias = whole.bias,
                            .kind = gated ? LinearKind::act_mul : LinearKind::plain,
-                           .adaptable = !is_expert});
+                           .adaptable = !is_expert,
+                           .on_host = on_host});
     table.linear(down, {.name = at + "down_proj",
                         .in_features = intermediate_size,
                         .parts = {{at + "down_proj", hidden, Cut::columns(inner_parts)}},
                         .timed = is_expert ? "experts" : "down_proj",
                         .bias = whole.bias || whole.down_bias,
-                        .adaptable = !is_expert});
+                        .adaptable = !is_expert,
+                        .on_host = on_host});
 }
 
 void MlpSpec::check(const ModelSpec&) const {

@@ -57,6 +57,6 @@ private:
 
 // Writes the rows of the two linears of an MLP or an expert. size: of what it reads and gives; 0: hidden_size.
 void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down, const std::string& at,
-                 const MlpSpec& whole, bool is_expert = false, int64_t size = 0);
+                 const MlpSpec& whole, bool is_expert = false, int64_t size = 0, bool on_host = false);
 
 }  // namespace infinilm
