@@ -43,13 +43,13 @@ void HostExperts::run(Backend& device, const ExpertsParams& p) {
                          .weights = got[2],
                          .experts = p.experts,
                          .activation = p.activation,
-                         .limit = p.limit,
                          .shared = widened(shared, got[3]),
                          .shared_gate = got[4],
                          .out = result,
                          .inner = floats(inner, num_parts, inner_size),
                          .parts = floats(parts, num_parts, p.experts.hidden_size),
-                         .weigh_inputs = p.weigh_inputs});
+                         .weigh_inputs = p.weigh_inputs,
+                         .limit = p.limit});
     const TensorView rounded = grown(rounded_, p.out.dtype(), num_tokens, p.out.shape(1));
     round_to(result, rounded);
     const TensorView sent = queue.upload(Upload::experts, std::array{rounded})[0];

@@ -37,6 +37,7 @@ def test_as_transformers(simulate: Run, name: str, dtype: str) -> None:
         ("llama4-text", "float16"),  # an expert reads the token times its weight
         ("gemma4-a4b", "bfloat16"),  # an MLP beside experts
         ("nemotron-3-super", "bfloat16"),  # experts in a latent
+        ("step-3p7", "bfloat16"),  # a limit behind silu
     ],
 )
 def test_experts_on_the_cpu(simulate: Run, name: str, dtype: str) -> None:
