@@ -40,7 +40,12 @@ KERNEL = ["-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-psabi", "-Wno-tsan"]
 LINES = "-g1"  # what reports of sanitizers need; it takes a tenth longer to compile, and -g half as long again
 SANITIZE: dict[str, list[str]] = {
     # alignment: CUDA casts pointers freely; the emulated instructions check what the hardware checks.
-    "address": [LINES, "-fsanitize=address,undefined", "-fno-sanitize=alignment,vptr", "-fno-sanitize-recover=undefined"],
+    "address": [
+        LINES,
+        "-fsanitize=address,undefined",
+        "-fno-sanitize=alignment,vptr",
+        "-fno-sanitize-recover=undefined",
+    ],
     "thread": [LINES, "-fsanitize=thread"],
 }
 LAUNCHER = ["ccache"] if shutil.which("ccache") else []
