@@ -55,6 +55,7 @@ WITHOUT_GOLDEN = {
         "only Gemma 4 E2B and E4B with their tower have it: tests/golden_vision",
     ),
     "ModelSpec.given_levels=set": "only models that see have it, whose goldens have a tower: tests/golden_vision",
+    "ExpertsSpec.on_host=True": "a setting (cpu_moe), and not of a checkpoint: tests/cuda/test_gpu_layers.py",
     "MlpSpec.activation=quick_gelu": "the tower of Qwen2-VL alone has it: tests/golden_vision",
     "OwnVectorsSpec.activation=gelu": _ONLY_GELU,
     "OwnVectorsSpec.activation=quick_gelu": _ONLY_GELU,
