@@ -8,7 +8,7 @@
                                                 have passed, and names one that is another: .ci/run then builds them
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
-16-byte loads or copies, and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
+16-byte loads or copies (in 8-byte ones where a format has no wider ones), and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
 with wgmma. Along every path, registers of wgmma are left alone from its fence to the wait that covers it. From sm_90 on
 every kernel waits for the one in front, and no way through it, whichever branches are taken, writes anything before, or
 reads what a kernel right in front may write: ptxas may move a load across the wait, so that the sources do not tell.
@@ -58,6 +58,8 @@ READS_EARLY = {
     "linear_sm90": (r"UTMALDG\b", "weights"),
     "linear_split_sm90": (r"UTMALDG\b", "weights"),
 }
+# Formats of linears for few tokens that have nothing of 16 bytes of a lane where weights go to registers.
+NARROW = {"Q3_K": "planes of 8 and of 4 bytes, and three words of scales"}
 WAIT = "ACQBULK"  # griddepcontrol.wait
 # Reads of global memory: loads, copies to shared memory by threads, in bulk and by tensor maps, and their prefetches.
 READS = re.compile(r"(LD|LDG|LDGMC|LDGSTS|UBLKCP|UTMALDG|UBLKPF|UTMAPF)\b|CCTL\..*PF")
@@ -133,10 +135,11 @@ def check_code(lines: Iterable[str]) -> list[str]:
         found = {instruction.name for instruction in kernel.code}
         if local := {i for i in found if re.match(r"(LDL|STL)\b", i)}:
             faults.append(f"{name} touches local memory: {', '.join(sorted(local))}")
+        bits = 64 if NARROW.keys() & set(re.findall(r"\w+", names[kernel.name])) else 128
         if names[kernel.name].startswith("linear_decode<") and not any(
-            re.match(r"LDG\..*\b128\.CONSTANT|LDGSTS\..*LTC256B\.128", i) for i in found
+            re.match(rf"LDG\..*\b(128|{bits})\.CONSTANT|LDGSTS\..*LTC256B\.128", i) for i in found
         ):
-            faults.append(f"{name} reads weights in less than 16 bytes")
+            faults.append(f"{name} reads weights in less than {bits // 8} bytes")
         if "_sm90<" in names[kernel.name] and not any(i.startswith("HGMMA") for i in found):
             faults.append(f"{name} has no wgmma (HGMMA)")
         faults += [f"{name}: {fault}" for fault in kernel.wgmma_faults()]
