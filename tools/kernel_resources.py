@@ -8,10 +8,11 @@
                                                 have passed, and names one that is another: .ci/run then builds them
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
-16-byte loads or copies (in 8-byte ones where a format has no wider ones), and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
-with wgmma. Along every path, registers of wgmma are left alone from its fence to the wait that covers it. From sm_90 on
-every kernel waits for the one in front, and no way through it, whichever branches are taken, writes anything before, or
-reads what a kernel right in front may write: ptxas may move a load across the wait, so that the sources do not tell.
+16-byte loads or copies (in 8-byte ones where a format has no wider ones), and ask for the first before they wait for
+the kernel in front; the Hopper linear multiplies with wgmma. Along every path, registers of wgmma are left alone from
+its fence to the wait that covers it. From sm_90 on every kernel waits for the one in front, and no way through it,
+whichever branches are taken, writes anything before, or reads what a kernel right in front may write: ptxas may move a
+load across the wait, so that the sources do not tell.
 Needs cuobjdump and nvdisasm, of the CUDA toolkit or from the packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
 """
 
