@@ -588,6 +588,7 @@ def test_build_spec_of_experts():
         "latent_size": 0,
         "weigh_inputs": False,
         "post_norm": False,
+        "on_host": False,
         "out_multiplier": 1.0,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [True, False, True]
@@ -616,6 +617,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "latent_size": 0,
         "weigh_inputs": False,
         "post_norm": False,
+        "on_host": False,
         "out_multiplier": 1.0,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [False, True, True]
