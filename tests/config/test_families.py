@@ -929,6 +929,7 @@ FIELDS = sorted({*LlamaConfig().to_dict(), "rope_theta", "rope_scaling"} - {"bos
 @example("deepseek_v2", {"rope_scaling": {"type": "yarn"}}, 1)
 @example("olmo2", {"lm_head_bias": None}, 1)
 @example("falcon_h1", {"layer_types": None}, 1)  # which config.json has not, and reading it always gives
+@example("minimax_m3_vl_text", {"router_jitter_noise": {}}, 1)  # of training alone, but for another family
 @example("llama4_text", {"moe_intermediate_size": None}, 9)  # a file without it has another key for experts
 @given(
     st.sampled_from([family.model_type for family in FAMILIES.values()]),

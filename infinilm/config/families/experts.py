@@ -738,7 +738,6 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
             "use_routing_bias": True,
             "swiglu_alpha": 1.702,
             "swiglu_limit": 7.0,
-            "router_jitter_noise": (0, None),
         },
     ),
     # Scores are sigmoids, and multiply what an expert reads. Layers with RoPE see their own chunk, others everything.
