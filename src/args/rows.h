@@ -78,7 +78,7 @@ struct ActMulArgs {
     Element type;
     float alpha_p = 0, alpha_n = 0;  // of xielu
     float limit = 0;                 // of clamped_silu
-    int group = 1;                   // so many neighbours of up share an element of gate, which is_gate
+    int group = 1;                   // so many neighbours of up share an element of gate; 1 unless is_gate
 };
 
 // x = cap * tanh(x / cap)

@@ -284,11 +284,11 @@ struct ChooseKeysParams {
 };
 
 struct ActMulParams {
-    // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: gate alone. What is_gate
-    // may be of fewer columns, each of which multiplies as many neighbours of up.
+    // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: gate alone. Where the activation
+    // is one of gates (is_gate), it may have fewer columns, each of which multiplies as many neighbours of up.
     TensorView gate_up;
-    TensorView out;  // [num_tokens, intermediate_size] activation: activation(gate) * up; it may be up, or gate, if as
-                     // wide
+    // [num_tokens, intermediate_size] activation: activation(gate) * up. It may be up, or a gate that is as wide.
+    TensorView out;
     Activation activation = Activation::silu;
     TensorView up =
         {};  // [num_tokens, intermediate_size] activation, where gate is alone and there is an up; or absent

@@ -14,6 +14,7 @@ import infinilm
 from infinilm import LLM, CacheFullError, ConfigError, DeviceError, PagedKVCacheConfig, plan_memory
 from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.cli.main import main
+from infinilm.planning.cpu_experts import check_types
 from infinilm.planning.gpu_layers import most_layers, usable_memory
 from infinilm.planning.memory import plan_headers
 from llm import tiny
@@ -248,3 +249,9 @@ def test_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert message in capsys.readouterr().err, arguments
     assert main(["generate", "the", "-m", str(folder), "--gpu-layers", "-1"]) == 2
     assert "expected 'auto' or an integer >= 0" in capsys.readouterr().err
+
+
+def test_types_of_blocks_that_gpus_alone_take() -> None:
+    check_types(["Q4_K", "Q8_0"])
+    with pytest.raises(ConfigError, match="cpu_moe: the kernels of CPUs do not take weights as NVFP4_ROW; pass a dtype"):
+        check_types(["Q4_K", "NVFP4_ROW"])

@@ -459,7 +459,7 @@ INFINILM_INLINE vec softplus(vec x) {
     for (int n = 13; n > 0; n -= 2) sum = fma(sum, square, set1(1.0f / (float)n));
     return (x < 0.0f ? zero() : x) + 2.0f * s * sum;
 }
-// See ActMulParams: of what is_gate.
+// activation(gate) * up of an activation that is one of gates (is_gate).
 INFINILM_INLINE vec gated(Activation activation, vec gate, vec up) {
     return activation == Activation::sigmoid ? up / (1.0f + exp(-gate)) : softplus(gate) * up;
 }
