@@ -14,6 +14,7 @@
 #include "cuda/core/launch.cuh"
 #include "cuda/core/ptx.cuh"
 #include "cuda/delta/kernels.h"
+#include "cuda/experts/kernels.h"
 #include "cuda/linear/kernels.h"
 #include "cuda/linear/linear_choice.h"
 #include "cuda/rows/kernels.h"
@@ -176,6 +177,62 @@ PackedWeight weight_shape(int n, int k, int order, int head_dim, int format) {
     w.n = n, w.k = k, w.type = Element::bf16, w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
     w.format = static_cast<WeightFormat>(format);
     return w;
+}
+
+// Experts of one shape, whose bits are of chance, as linear_grouped and linear_grouped_sm90 find them.
+class ExpertWeights {
+public:
+    ExpertWeights(const PackedWeight& shape, int num_experts, bool by_wgmma)
+        : bytes_(static_cast<int64_t>(packed_bytes(shape))), memory_(Element::bf16, num_experts * bytes_ / 2, 0.02f) {
+        std::vector<GroupWeight> weights;
+        for (int i = 0; i < num_experts; ++i) weights.push_back({memory_.at(i, bytes_), nullptr, 1});
+        args_.linear.weight = shape;
+        table_ = std::make_unique<Memory>(weights);
+        args_.weights = table_->as<GroupWeight>();
+#if INFINILM_SM90
+        if (!by_wgmma) return;
+        std::vector<uint8_t> maps(weights.size() * weight_map_bytes);
+        check(make_weight_maps(shape, weights.data(), num_experts, maps.data()));
+        maps_ = std::make_unique<Memory>(maps);
+        args_.maps = maps_->as<void>();
+#else
+        if (by_wgmma) throw cudaErrorNotSupported;
+#endif
+    }
+    // The items are those of `groups`; x_rows: null where x has its rows in their order.
+    cudaError_t run(const GroupRowsArgs& groups, const void* x, int num_rows, const int* x_rows, void* out,
+                    cudaStream_t stream) const {
+        GroupedLinearArgs args = args_;
+        LinearArgs& linear = args.linear;
+        linear.x = x, linear.x_stride = linear.weight.k, linear.num_tokens = num_rows;
+        linear.out = out;
+        linear.out_stride = linear.weight.n / (linear.weight.order == RowOrder::gate_up ? 2 : 1);
+        args.items = groups.items, args.num_items = groups.num_items, args.tile = groups.tile;
+        args.most_items = most_items(groups.num_tokens * groups.top_k, groups.num_experts, groups.tile);
+        args.x_rows = x_rows;
+#if INFINILM_SM90
+        if (args.maps) return linear_grouped_sm90(args, stream);
+#endif
+        return linear_grouped(args, stream);
+    }
+
+private:
+    int64_t bytes_;
+    Memory memory_;
+    std::unique_ptr<Memory> table_, maps_;
+    GroupedLinearArgs args_{};
+};
+
+// The experts that each token goes to: [num_tokens, top_k], different ones of a token.
+std::vector<int> chosen_experts(int num_tokens, int num_experts, int top_k) {
+    std::vector<int> all(static_cast<size_t>(num_experts)), ids;
+    std::iota(all.begin(), all.end(), 0);
+    std::mt19937 random(1);  // NOLINT: the same every time
+    for (int t = 0; t < num_tokens; ++t) {
+        std::shuffle(all.begin(), all.end(), random);
+        ids.insert(ids.end(), all.begin(), all.begin() + top_k);
+    }
+    return ids;
 }
 
 // Blocks of a cache in an order of chance: [num_seqs, per_seq].
@@ -359,6 +416,55 @@ int bench_linear_bits(int kernel, int other, int format, int num_tokens, int n, 
         }
         *unequal = std::inner_product(got[0].begin(), got[0].end(), got[1].begin(), int64_t{0}, std::plus<>(),
                                       [](uint32_t a, uint32_t b) { return int64_t{a != b}; });
+    });
+}
+
+// The experts of a layer, all of their op: rows are sorted, copied where wgmma takes them, multiplied and added up.
+int bench_experts(int by_wgmma, int format, int num_tokens, int num_experts, int top_k, int hidden, int inner,
+                  int64_t flush_bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        const PackedWeight up = weight_shape(2 * inner, hidden, static_cast<int>(RowOrder::gate_up), 0, format);
+        const PackedWeight down = weight_shape(hidden, inner, 0, 0, format);
+        const ExpertWeights ups(up, num_experts, by_wgmma != 0), downs(down, num_experts, by_wgmma != 0);
+        const int rows = num_tokens * top_k;
+        const int tile = by_wgmma ? hopper_item_rows : choose_item_rows(down, rows, num_experts, false);
+        const Memory ids(chosen_experts(num_tokens, num_experts, top_k));
+        const Memory tokens(static_cast<size_t>(rows) * 4), part_of(static_cast<size_t>(rows) * 4), num_items(4);
+        const Memory items(static_cast<size_t>(most_items(rows, num_experts, tile)) * sizeof(int4));
+        const Memory x(Element::bf16, int64_t{num_tokens} * hidden, 1), weights(Element::f32, rows, 1);
+        const Memory middle(static_cast<size_t>(rows) * static_cast<size_t>(inner) * 2);
+        const Memory parts(static_cast<size_t>(rows) * static_cast<size_t>(hidden) * 2);
+        const Memory out(static_cast<size_t>(num_tokens) * static_cast<size_t>(hidden) * 2);
+        const GroupRowsArgs groups{.ids = ids.as<int>(),
+                                   .ids_stride = top_k,
+                                   .num_tokens = num_tokens,
+                                   .top_k = top_k,
+                                   .num_experts = num_experts,
+                                   .tile = tile,
+                                   .tokens = tokens.as<int>(),
+                                   .part_of = part_of.as<int>(),
+                                   .items = items.as<int4>(),
+                                   .num_items = num_items.as<int>()};
+        WeighArgs copy{};
+        copy.x = x.as<void>(), copy.part_of = part_of.as<int>(), copy.out = parts.as<void>();
+        copy.x_stride = copy.out_stride = copy.hidden_size = hidden;
+        copy.num_tokens = num_tokens, copy.top_k = top_k, copy.type = Element::bf16;
+        CombineArgs sum{};
+        sum.parts = parts.as<void>(), sum.part_of = part_of.as<int>(), sum.weights = weights.as<float>();
+        sum.out = out.as<void>(), sum.parts_stride = sum.out_stride = sum.hidden_size = hidden;
+        sum.weights_stride = sum.top_k = top_k, sum.num_tokens = num_tokens, sum.type = Element::bf16;
+        measure(flush_bytes, calls, milliseconds, [&](int, cudaStream_t stream) {
+            if (cudaError_t error = group_rows(groups, stream)) return error;
+            if (by_wgmma)
+                if (cudaError_t error = weigh(copy, stream)) return error;
+            const Memory& rows_of_x = by_wgmma ? parts : x;
+            if (cudaError_t error = ups.run(groups, rows_of_x.as<void>(), by_wgmma ? rows : num_tokens,
+                                            by_wgmma ? nullptr : groups.tokens, middle.as<void>(), stream))
+                return error;
+            if (cudaError_t error = downs.run(groups, middle.as<void>(), rows, nullptr, parts.as<void>(), stream))
+                return error;
+            return combine(sum, stream);
+        });
     });
 }
 

@@ -85,6 +85,21 @@ TINY_DELTA = States("tiny", 1, 2, 16, 16)
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Sizes of a layer of experts."""
+
+    name: str
+    hidden: int
+    inner: int
+    count: int
+    top_k: int
+
+
+EXPERTS = Experts("Qwen3-30B-A3B", 2048, 768, 128, 8)
+TINY_EXPERTS = Experts("tiny", 64, 24, 3, 2)
+
+
+@dataclass(frozen=True)
 class Row:
     """One line: what must be moved and done, how our kernels are called (but for `calls`), and who else does it."""
 
@@ -111,11 +126,15 @@ class Sizes:
     rows: tuple[int, ...] = (1, 64)
     wide: tuple[Heads, ...] = WIDE
     delta: States = DELTA
+    experts: Experts = EXPERTS
+    expert_tokens: tuple[int, ...] = (1, 64, 256, 512, 2048, 8192)
 
 
 FULL = Sizes()
-QUICK = Sizes((LLAMA_8B,), (1, 64), (2048,), (1, 64), (1, 64), (1024,), (2048,), (1, 64))
-SIMULATED = Sizes((TINY,), (1, 40), (130,), (33,), (1, 2), (40,), (24,), (2,), TINY_WIDE, TINY_DELTA)
+QUICK = Sizes((LLAMA_8B,), (1, 64), (2048,), (1, 64), (1, 64), (1024,), (2048,), (1, 64), expert_tokens=(64, 2048))
+SIMULATED = Sizes(
+    (TINY,), (1, 40), (130,), (33,), (1, 2), (40,), (24,), (2,), TINY_WIDE, TINY_DELTA, TINY_EXPERTS, (1, 70)
+)
 
 
 def linear_row(bench: Bench, model: Model, which: str, num_tokens: int) -> Row:
@@ -196,6 +215,22 @@ def delta_row(bench: Bench, of: States, num_seqs: int, queries: int) -> Row:
     )
 
 
+def experts_row(bench: Bench, of: Experts, num_tokens: int, weight_format: str = "") -> Row:
+    """All of the op but the router. Its floor reads the weights of the experts that any token goes to once."""
+    number, weight_bytes = FORMATS.get(weight_format, (0, 2.0))
+    numbers = 3 * of.hidden * of.inner  # of an expert
+    reached = min(of.count, num_tokens * of.top_k)
+    kernels = {"infinilm": 0, **({"sm90": 1} if bench.has_sm90 else {})}
+    sizes = (number, num_tokens, of.count, of.top_k, of.hidden, of.inner, bench.flush_bytes)
+    return Row(
+        group="experts",
+        name=" ".join(word for word in (of.name, weight_format) if word) + f", {num_tokens} tokens",
+        num_bytes=int(weight_bytes * numbers * reached) + 4 * num_tokens * of.hidden,
+        flops=2 * numbers * of.top_k * num_tokens,
+        ours={name: ("bench_experts", (kernel, *sizes)) for name, kernel in kernels.items()},
+    )
+
+
 def small_rows(bench: Bench, model: Model, num_tokens: int) -> Iterator[Row]:
     """rms_norm, RoPE with the cache, the samplers and log-probabilities."""
     flush, hidden, vocab = bench.flush_bytes, model.hidden, model.vocab
@@ -257,6 +292,8 @@ def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
                 for tokens in sizes.quantised_tokens:
                     linears = [which for which in model.linears() if which != "lm_head"]
                     yield from (quantised_row(bench, model, w, weight_format, tokens) for w in linears)
+    for weight_format in ("", "int4"):
+        yield from (experts_row(bench, sizes.experts, tokens, weight_format) for tokens in sizes.expert_tokens)
     for heads in sizes.wide:
         yield from (attention_row(bench, heads, 1, tokens, tokens) for tokens in sizes.prefill_contexts)
         for context in sizes.contexts:

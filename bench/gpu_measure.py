@@ -28,6 +28,7 @@ SIGNATURES = {  # of gpu_kernels.cu, but for `float* milliseconds`; the last num
     "bench_read": "qi",
     "bench_linear": "iiiiiiiiiqi",
     "bench_attention": "iiiiiiiiiqi",
+    "bench_experts": "iiiiiiiqi",
     "bench_delta_rule": "iiiiiiqi",
     "bench_rms_norm": "iiqi",
     "bench_rope_store": "iiiiiqi",

@@ -91,6 +91,12 @@ __device__ __forceinline__ void tensor_load_2d_multicast(void* dst, const Tensor
 __device__ __forceinline__ void tensor_prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map));
 }
+// A map that the host wrote to device memory before the kernel began is seen by copies of this block that this thread
+// issues after. "Parallel Synchronization: membar / fence", .proxy.tensormap; CUDA programming guide, "Passing tensor
+// maps".
+__device__ __forceinline__ void tensor_map_acquire(const TensorMap& map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(&map) : "memory");
+}
 
 // ---- matrices ("Matrix: stmatrix") -------------------------------------------------------------------------------
 

@@ -98,6 +98,10 @@ inline void tensor_load_2d_multicast(void* dst, const TensorMap& map, int column
         if (ranks >> rank & 1) emulated_tensor_load(dst, map, column, row, barrier, rank);
 }
 inline void tensor_prefetch(const TensorMap&) {}
+inline void tensor_map_acquire(const TensorMap& map) {
+    emulator::require_compute_capability(90, "fence.proxy.tensormap");
+    emulated_alignment(&map, 64, "fence.proxy.tensormap");
+}
 
 inline void stmatrix_x4_trans(void* column, const uint32_t (&r)[4]) {
     emulator::require_compute_capability(90, "stmatrix");

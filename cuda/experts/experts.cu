@@ -1,4 +1,4 @@
-// What layers of experts need besides their linears (linear_grouped.cuh): which experts a token goes to, which rows an
+// What layers of experts need besides their linears (linear_grouped*.cuh): which experts a token goes to, which rows an
 // expert has, and the sum of what its experts give a token. route: a warp for each token, whose scores lie in shared
 // memory; it reads 4 num_experts bytes of a token. group_rows: one block for a step, which reads each id twice; the
 // order of an expert's rows depends on the order of atomics, and no result depends on it. weigh and combine: a thread
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kCombineThreads) weigh_kernel(WeighArgs args) 
     float x[8], y[8];
     load8(static_cast<const T*>(args.x) + token * args.x_stride + i, x);
     for (int k = 0; k < args.top_k; ++k) {
-        const float weight = args.weights[token * args.weights_stride + k];
+        const float weight = args.weights ? args.weights[token * args.weights_stride + k] : 1.0f;
 #pragma unroll
         for (int j = 0; j < 8; ++j) y[j] = __fmul_rn(weight, x[j]);
         store8(static_cast<T*>(args.out) + args.part_of[token * args.top_k + k] * args.out_stride + i, y);

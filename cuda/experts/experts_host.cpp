@@ -4,6 +4,7 @@
 
 #include "cuda/experts/kernels.h"
 #include "cuda/linear/kernels.h"
+#include "cuda/linear/linear_choice.h"
 #include "cuda/linear/prepared.h"
 #include "ops/args.h"
 
@@ -16,14 +17,21 @@ struct CudaExperts : PreparedExperts {
     struct Table {
         PackedWeight shape;  // that all have
         std::unique_ptr<DeviceMemory> weights;
+        std::unique_ptr<DeviceMemory> maps;  // of them, where linear_grouped_sm90 runs
     };
     Backend::SharedLinears linears;  // whose memory it is
     std::vector<Table> gate_up;      // one; or of gates, then of ups, whose types differ
     Table down;
 };
 
+std::unique_ptr<DeviceMemory> on_device(const void* data, size_t bytes) {
+    auto memory = std::make_unique<DeviceMemory>(bytes, "a table of experts");
+    check(cudaMemcpy(memory->data, data, bytes, cudaMemcpyHostToDevice), "prepare_experts");
+    return memory;
+}
+
 // The table has one piece of each linear.
-CudaExperts::Table make_table(const Backend::SharedLinears& linears, size_t piece) {
+CudaExperts::Table make_table(const Backend::SharedLinears& linears, size_t piece, bool is_hopper) {
     std::vector<GroupWeight> weights;
     const std::vector<CudaPiece>& first = pieces(*linears[0]);
     for (const auto& linear : linears) {
@@ -32,22 +40,25 @@ CudaExperts::Table make_table(const Backend::SharedLinears& linears, size_t piec
             throw DeviceError("on CUDA the experts of a layer must have weights of one format");
         weights.push_back({own[piece].packed.data, own[piece].packed.bias, 1});
     }
-    const size_t bytes = weights.size() * sizeof(GroupWeight);
-    CudaExperts::Table table{first[piece].packed, std::make_unique<DeviceMemory>(bytes, "a table of experts")};
-    check(cudaMemcpy(table.weights->data, weights.data(), bytes, cudaMemcpyHostToDevice), "prepare_experts");
+    CudaExperts::Table table{first[piece].packed, on_device(weights.data(), weights.size() * sizeof(GroupWeight)), {}};
+#if INFINILM_SM90
+    if (is_hopper && table.shape.type != Element::f32) {
+        std::vector<std::byte> maps(weights.size() * weight_map_bytes);
+        check(make_weight_maps(table.shape, weights.data(), static_cast<int>(weights.size()), maps.data()),
+              "prepare_experts");
+        table.maps = on_device(maps.data(), maps.size());
+    }
+#else
+    static_cast<void>(is_hopper);
+#endif
     return table;
-}
-
-// Rows of an item. Most items should be full, and each reads its weight: few rows for each expert make small ones.
-int choose_tile(int64_t num_rows, int64_t num_groups) {
-    const int64_t mean = num_rows / std::max<int64_t>(num_groups, 1);
-    return mean <= 4 ? 8 : mean <= 24 ? 32 : 64;
 }
 
 GroupedLinearArgs grouped_args(const PackedWeight& weight, const TensorView& x, const TensorView& out) {
     GroupedLinearArgs args{};
     args.linear.x = x.data();
     args.linear.x_stride = x.stride(0);
+    args.linear.num_tokens = count(x.shape(0));
     args.linear.weight = weight;
     args.linear.weight.data = nullptr, args.linear.weight.bias = nullptr;
     args.linear.out = out.data();
@@ -57,7 +68,8 @@ GroupedLinearArgs grouped_args(const PackedWeight& weight, const TensorView& x, 
 
 }  // namespace
 
-std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down) {
+std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down,
+                                              bool is_hopper) {
     auto out = std::make_unique<CudaExperts>();
     out->num_experts = static_cast<int64_t>(down.size());
     if (out->num_experts > kMaxExperts)
@@ -66,8 +78,8 @@ std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Ba
     out->hidden_size = down[0]->out_features;
     out->intermediate_size = down[0]->in_features;
     for (size_t piece = 0; piece < pieces(*gate_up[0]).size(); ++piece)
-        out->gate_up.push_back(make_table(gate_up, piece));
-    out->down = make_table(down, 0);
+        out->gate_up.push_back(make_table(gate_up, piece, is_hopper));
+    out->down = make_table(down, 0, is_hopper);
     out->linears = std::move(gate_up);
     out->linears.insert(out->linears.end(), down.begin(), down.end());
     return out;
@@ -103,7 +115,9 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
                         const std::function<cudaError_t(const TensorView& inner)>& activate) {
     const auto& experts = static_cast<const CudaExperts&>(p.experts);
     const int num_tokens = count(p.ids.shape(0)), top_k = count(p.ids.shape(1)), num_parts = num_tokens * top_k;
-    const int num_experts = count(experts.num_experts), tile = choose_tile(num_parts, num_experts);
+    const int num_experts = count(experts.num_experts);
+    const int tile = choose_item_rows(experts.down.shape, num_parts, num_experts, experts.down.maps != nullptr);
+    const bool by_wgmma = tile == hopper_item_rows;
     // What `lists` holds, [num_parts, expert_list_ints]: items, which are the first to be aligned.
     int* const lists = p.lists.as<int>();
     static_assert(most_items(1, 1, 8) * 4 <= 8 && most_items(8, 8, 8) * 4 <= 64 && expert_list_ints > 10);
@@ -130,15 +144,22 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
         args.most_items = most_items(num_parts, num_experts, tile);
         args.tile = tile;
         args.x_rows = x_rows;
+#if INFINILM_SM90
+        if (by_wgmma) {
+            args.maps = table.maps->data;
+            return linear_grouped_sm90(args, stream);
+        }
+#endif
         return linear_grouped(args, stream);
     };
-    if (p.weigh_inputs) {  // into the parts, whose rows experts read then
+    const bool reads_parts = p.weigh_inputs || by_wgmma;  // not x, whose rows are copied to the parts
+    if (reads_parts) {
         const WeighArgs weighed{.x = p.x.data(),
                                 .part_of = groups.part_of,
-                                .weights = p.weights.as<const float>(),
+                                .weights = p.weigh_inputs ? p.weights.as<const float>() : nullptr,
                                 .out = p.parts.data(),
                                 .x_stride = p.x.stride(0),
-                                .weights_stride = p.weights.stride(0),
+                                .weights_stride = p.weigh_inputs ? p.weights.stride(0) : 0,
                                 .out_stride = p.parts.stride(0),
                                 .num_tokens = num_tokens,
                                 .top_k = top_k,
@@ -146,13 +167,13 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
                                 .type = type};
         if (const cudaError_t error = weigh(weighed, stream)) return error;
     }
-    const TensorView& x = p.weigh_inputs ? p.parts : p.x;
+    const TensorView& x = reads_parts ? p.parts : p.x;
     const int64_t width = experts.intermediate_size;
     for (size_t i = 0; i < experts.gate_up.size(); ++i) {
         // Ups of another type than the gates join these where they are, or stand behind them.
         const bool joins = i > 0 && !p.joins_apart();
         const TensorView out = i > 0 && p.joins_apart() ? p.inner.slice(1, width, 2 * width) : p.inner;
-        if (const cudaError_t error = run(experts.gate_up[i], x, p.weigh_inputs ? nullptr : groups.tokens, out, joins))
+        if (const cudaError_t error = run(experts.gate_up[i], x, reads_parts ? nullptr : groups.tokens, out, joins))
             return error;
     }
     const TensorView inner = p.inner.slice(1, 0, width);

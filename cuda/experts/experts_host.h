@@ -9,8 +9,9 @@
 
 namespace infinilm::cuda {
 
-// DeviceError: more experts than kernels take.
-std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down);
+// DeviceError: more experts than kernels take. is_hopper: of the current device.
+std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down,
+                                              bool is_hopper);
 // These enqueue, and return the error of a launch.
 cudaError_t run_route(const RouteParams& p, cudaStream_t stream);
 // activate: applies the activation to what p.inner holds where no linear does, and leaves the result in `inner`, its

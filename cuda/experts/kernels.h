@@ -44,11 +44,11 @@ constexpr int most_items(int num_parts, int num_experts, int tile) {
 }
 cudaError_t group_rows(const GroupRowsArgs&, cudaStream_t);
 
-// out[part_of[t, k]] = weights[t, k] * x[t].
+// out[part_of[t, k]] = weights[t, k] * x[t], or x[t].
 struct WeighArgs {
     const void* x;         // [num_tokens, hidden_size] T
     const int* part_of;    // [num_tokens, top_k]
-    const float* weights;  // [num_tokens, top_k]
+    const float* weights;  // [num_tokens, top_k], or null
     void* out;             // [num_tokens * top_k, hidden_size] T
     int64_t x_stride, weights_stride, out_stride;
     int num_tokens, top_k, hidden_size;

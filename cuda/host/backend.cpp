@@ -152,7 +152,7 @@ public:
     void update_step(const UpdateStepParams&) override;
     std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
         activate();
-        return make_experts(std::move(gate_up), std::move(down));
+        return make_experts(std::move(gate_up), std::move(down), is_hopper_);
     }
     void route(const RouteParams& p) override {
         activate();

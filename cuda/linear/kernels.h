@@ -77,19 +77,25 @@ constexpr int kInlineWeights = 32;
 // that they go through. Row i is s = x_rows[i] of x, and t = out_rows[i] of out and residual. The bits are those of
 // linear_decode.
 struct GroupedLinearArgs {
-    LinearArgs linear;           // without norm and rope; num_tokens, data and bias are not read
+    LinearArgs linear;           // without norm and rope; num_tokens: rows of x; data and bias are not read
     const GroupWeight* weights;  // [num_groups] on the device; or null: these, from group first_group on
     GroupWeight inline_weights[kInlineWeights];
     int first_group;
     const int4* items;     // [num_items] on the device: group, first row, number of rows (at most `tile`), 0
     const int* num_items;  // on the device; or null: most_items
     int most_items;        // no less than num_items
-    int tile;              // 8, 32 or 64
+    int tile;              // 8, 32 or 64; of linear_grouped_sm90 hopper_item_rows
     const int* x_rows;     // null: row i is s = i
     const int* out_rows;   // null: row i is t = i
+    const void* maps;      // of linear_grouped_sm90: of the weights, [num_groups] on the device
 };
 cudaError_t linear_grouped(const GroupedLinearArgs&, cudaStream_t);
 cudaError_t linear_grouped_f32(const GroupedLinearArgs&, cudaStream_t);  // Element::f32
+// The same on Hopper (wgmma), of 16-bit outputs, scales that are 1, and rows of x and out that are those of the items.
+cudaError_t linear_grouped_sm90(const GroupedLinearArgs&, cudaStream_t);
+constexpr int hopper_item_rows = 128, weight_map_bytes = 128;
+// maps: [count][weight_map_bytes] in memory of the host, of weights that have one shape.
+cudaError_t make_weight_maps(const PackedWeight& shape, const GroupWeight* weights, int count, void* maps);
 
 // ---- linears of heads --------------------------------------------------------------------------------------------
 

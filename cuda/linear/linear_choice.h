@@ -70,6 +70,9 @@ struct HopperPlan {
     int64_t cycles = 0;  // of an SM, estimated
 };
 
+// So many tokens are linear_decode's on Hopper, too, where wgmma gives most of its products away.
+constexpr int most_decode_rows_of_hopper(WeightFormat format) { return format == WeightFormat::as_type ? 16 : 32; }
+
 constexpr bool has_group_scales(WeightFormat format) { return unit_shape(format).scale_bytes > 0; }
 
 inline int hopper_places(const LinearArgs& args, int tile_tokens, HopperPair pair) {  // pairs of blocks with work
@@ -126,6 +129,16 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
     return best;
 }
 
+// Rows of an item of linear_grouped where so many rows go to the weights of a layer's experts, or hopper_item_rows of
+// linear_grouped_sm90. Most items should be full, and each reads its weight: few rows for each expert make small ones.
+// To its weight an item is what a call of a linear is, so wgmma begins where it does in choose_linear(). As items of
+// all experts fill the GPU, their tiles are never few.
+inline int choose_item_rows(const PackedWeight& w, int64_t num_rows, int64_t num_groups, bool has_sm90) {
+    const int64_t mean = num_rows / (num_groups > 0 ? num_groups : 1);
+    if (has_sm90 && mean > most_decode_rows_of_hopper(w.format)) return hopper_item_rows;
+    return mean <= 4 ? 8 : mean <= 24 ? 32 : 64;
+}
+
 enum class LinearKernel { f32, decode, split_sm90, sm90, prefill };
 
 // Whether linear_prefill is what many tokens take, and so wants a workspace.
@@ -148,7 +161,7 @@ inline LinearKernel choose_linear(const LinearArgs& args, bool is_hopper, int nu
     }
     const bool is_as_type = w.format == WeightFormat::as_type;
     const bool splits = is_as_type || w.format == WeightFormat::int8 || w.format == WeightFormat::fp8;
-    if (tokens <= (is_as_type ? 16 : 32)) return LinearKernel::decode;
+    if (tokens <= most_decode_rows_of_hopper(w.format)) return LinearKernel::decode;
     // Tiles of 128 rows are to linear_sm90 what SMs read; two fifths of them read almost as fast as memory does.
     const int tiles = (num_tiles(w) + 7) / 8;
     if (tokens <= 64 && !splits && (args.out_float32 || 5 * tiles < 2 * num_sms)) return LinearKernel::decode;

@@ -164,6 +164,11 @@ struct HopperGrid {
         : pair(plan.pair),
           row_places(ceil_div(row_blocks(args.weight), pair == HopperPair::same_tokens ? kClusterBlocks : 1)),
           places(hopper_places(args, kTokens, pair)) {}
+    // The pairs have the same tokens.
+    __host__ __device__ HopperGrid(const PackedWeight& weight, int token_blocks)
+        : pair(HopperPair::same_tokens),
+          row_places(ceil_div(row_blocks(weight), kClusterBlocks)),
+          places(row_places * token_blocks) {}
     __device__ __forceinline__ int index_at(int turn) const {
         return static_cast<int>(blockIdx.x + turn * gridDim.x) / kClusterBlocks;
     }
@@ -218,10 +223,39 @@ struct SharedTile {
     }
 };
 
-template <class T, class F, int kTokens, bool kShares>
-__global__ void __launch_bounds__(kHopperThreads, 1)
-    linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap weights,
-                       const __grid_constant__ TensorMap x, const __grid_constant__ HopperGrid<kTokens, kShares> grid) {
+// What a tile is of: rows of the one weight that all tiles have, and of x. linear_grouped_sm90.cuh has another one.
+struct BroughtTile {
+    const TensorMap* weights;
+    int row_block, token;  // token: the first one
+};
+template <int kTokens>
+struct OneWeight {
+    static constexpr bool kListed = false;
+    const LinearArgs& args;
+    const TensorMap& weights;
+
+    struct Tile {
+        const LinearArgs& args;
+        int row_block, token;
+    };
+    // By the thread that brings stages, for turns 0, 1, ..
+    template <class Grid>
+    __device__ __forceinline__ BroughtTile bring(const Grid& grid, int turn) const {
+        const TilePlace place = grid.tile_at(turn);
+        return {&weights, place.row_block, place.token_block * kTokens};
+    }
+    // By others, which have received what was brought.
+    template <class Grid>
+    __device__ __forceinline__ Tile at(const Grid& grid, int turn) const {
+        const TilePlace place = grid.tile_at(turn);
+        return {args, place.row_block, place.token_block * kTokens};
+    }
+};
+
+// All of a block's tiles; there is one at least.
+template <class T, class F, int kTokens, bool kShares, class Tiles>
+__device__ __forceinline__ void multiply_tiles(const HopperGrid<kTokens, kShares>& grid, Tiles& tiles,
+                                               const TensorMap& x) {
     using Shape = HopperShape<F, kTokens, kShares>;
     // [kStages][kStageBytes], then [kConsumers][kHalfBytes] of outputs; or, of a shared tile, its parts, and the
     // outputs where the stages were.
@@ -239,6 +273,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
         mbarrier_init_fence();
     }
     cluster_sync();
+    const LinearArgs& args = tiles.args;
     const PackedWeight& w = args.weight;
     const int group = static_cast<int>(threadIdx.x) / 128 - 1;
     uint8_t* outputs = smem + (grid.shares_tile() ? 0 : Shape::kStages * Shape::kStageBytes);
@@ -246,34 +281,31 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
     if (group < 0) {
         registers_decrease<Shape::kOtherRegisters>();
         if (threadIdx.x == 0) {
-            tensor_prefetch(weights);
+            if constexpr (!Tiles::kListed) tensor_prefetch(tiles.weights);
             tensor_prefetch(x);
             constexpr uint16_t both = (1 << kClusterBlocks) - 1;
             const bool same_rows = grid.pair == HopperPair::same_rows;
             const bool same_tokens = grid.pair == HopperPair::same_tokens;
-            const StageSource<F, kTokens> source{weights,
-                                                 x,
-                                                 same_rows ? kRowTiles / kClusterBlocks * grid.rank() : 0,
+            const StageSource<F, kTokens> source{x, same_rows ? kRowTiles / kClusterBlocks * grid.rank() : 0,
                                                  same_tokens ? kTokens / kClusterBlocks * grid.rank() : 0,
-                                                 same_rows ? both : uint16_t{0},
-                                                 same_tokens ? both : uint16_t{0}};
+                                                 same_rows ? both : uint16_t{0}, same_tokens ? both : uint16_t{0}};
             const SliceRange slices = grid.slices(num_boxes(w));
             int turns = 1;
             while (grid.has(turns)) ++turns;
             produce(source, ring, turns, [&](int turn) {
-                const TilePlace place = grid.tile_at(turn);
-                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slices.begin(), slices.boxes()};
+                const BroughtTile tile = tiles.bring(grid, turn);
+                return Boxes{tile.weights, tile.row_block * kRowTiles, tile.token, slices.begin(), slices.boxes()};
             });
             grid_launch_dependents();  // the last of what is read is on its way
         } else if (warp_id() > 0 && !args.out_float32) {
             grid_dependency_wait();
             for (int turn = 0; grid.has(turn + 1); ++turn) {
-                const TilePlace place = grid.tile_at(turn);
                 for (int half = 0; half < kConsumers; ++half) {
                     mbarrier_wait(staged + half, turn % 2);
+                    const auto tile = tiles.at(grid, turn);
                     write_half<T, kTokens, 32 * kWriterWarps, (Shape::kOtherRegisters - 40) / 16>(
-                        args, outputs + half * Shape::kHalfBytes, place.row_block * kRowTiles + half * kHalfTiles,
-                        place.token_block * kTokens, static_cast<int>(threadIdx.x) - 32);
+                        tile.args, outputs + half * Shape::kHalfBytes, tile.row_block * kRowTiles + half * kHalfTiles,
+                        tile.token, static_cast<int>(threadIdx.x) - 32);
                     __syncwarp();
                     if (lane_id() == 0) mbarrier_arrive(written + half);
                 }
@@ -314,28 +346,27 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
                     add();
                 }
             }
-            const TilePlace place = grid.tile_at(opaque(turn));
+            const auto tile = tiles.at(grid, opaque(turn));
             const int warp = opaque(static_cast<int>(threadIdx.x)) / 32 % 4;
-            const int tile = place.row_block * kRowTiles + group * kHalfTiles + warp;
-            if constexpr (Shape::kSums <= 128) {
+            const int row_tile_of_warp = tile.row_block * kRowTiles + group * kHalfTiles + warp;
+            if constexpr (Shape::kSums <= 128 && !Tiles::kListed) {
                 if (args.out_float32) {
-                    write_float32<T, F, kTokens>(args, totals, tile, place.token_block * kTokens);
+                    write_float32<T, F, kTokens>(args, totals, row_tile_of_warp, tile.token);
                     continue;
                 }
             }
             uint8_t* buffer = outputs + group * Shape::kHalfBytes;
             mbarrier_wait(written + group, turn % 2 ^ 1);
-            stage_outputs<T, F, kTokens>(args, totals, buffer, tile, warp);
+            stage_outputs<T, F, kTokens>(tile.args, totals, buffer, row_tile_of_warp, warp);
             __syncwarp();
             if (lane_id() == 0) mbarrier_arrive(staged + group);
         }
         if (!args.out_float32) {  // the outputs of the last tile: there is nothing else to do
-            const TilePlace place = grid.tile_at(turn - 1);
+            const auto tile = tiles.at(grid, turn - 1);
             const int thread = opaque(static_cast<int>(threadIdx.x)) % 128;
             mbarrier_wait(staged + group, (turn - 1) % 2);
-            write_half<T, kTokens, 128, 4>(args, outputs + group * Shape::kHalfBytes,
-                                           place.row_block * kRowTiles + group * kHalfTiles,
-                                           place.token_block * kTokens, thread);
+            write_half<T, kTokens, 128, 4>(tile.args, outputs + group * Shape::kHalfBytes,
+                                           tile.row_block * kRowTiles + group * kHalfTiles, tile.token, thread);
         }
     }
     // No block's shared memory goes while the other may still arrive in it; those that share a tile have met already.
@@ -343,11 +374,20 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
 }
 
 template <class T, class F, int kTokens, bool kShares>
+__global__ void __launch_bounds__(kHopperThreads, 1)
+    linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap weights,
+                       const __grid_constant__ TensorMap x, const __grid_constant__ HopperGrid<kTokens, kShares> grid) {
+    OneWeight<kTokens> tiles{args, weights};
+    multiply_tiles<T, F, kTokens, kShares>(grid, tiles, x);
+}
+
+template <class T, class F, int kTokens, bool kShares>
 cudaError_t launch_sm90(const LinearArgs& args, const HopperPlan& plan, cudaStream_t stream) {
     TensorMap weights, x;
     const int box_tiles = kRowTiles / (plan.pair == HopperPair::same_rows ? kClusterBlocks : 1);
     const int box_tokens = kTokens / (plan.pair == HopperPair::same_tokens ? kClusterBlocks : 1);
-    if (cudaError_t error = make_maps<T, F>(args, box_tiles, box_tokens, weights, x)) return error;
+    if (cudaError_t error = make_weight_map(args.weight, box_tiles, weights)) return error;
+    if (cudaError_t error = make_x_map(args, box_tokens, x)) return error;
     const HopperGrid<kTokens, kShares> grid(args, plan);
     LaunchConfig config{dim3(), dim3(kHopperThreads), HopperShape<F, kTokens, kShares>::kSmemBytes, stream};
     config.cluster = kClusterBlocks;

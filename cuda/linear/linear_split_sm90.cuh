@@ -80,10 +80,11 @@ __global__ void __launch_bounds__(kSplitThreads, SplitShape<F, kTokens>::kBlocks
         if (lane == 0) {
             int turns = 1;
             while (grid.tile_at(turns) < grid.tiles) ++turns;
-            produce(StageSource<F, kTokens>{weights, x, 0, 0, 0, 0}, ring, turns * grid.phases(), [&](int at) {
+            produce(StageSource<F, kTokens>{x, 0, 0, 0, 0}, ring, turns * grid.phases(), [&](int at) {
                 const TilePlace place = place_at(at / grid.phases());
                 const SliceRange slice = slice_of(at % grid.phases());
-                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slice.begin(), slice.boxes()};
+                return Boxes{&weights, place.row_block * kRowTiles, place.token_block * kTokens, slice.begin(),
+                             slice.boxes()};
             });
             grid_launch_dependents();  // the last of the weights are on their way
         }
@@ -135,7 +136,8 @@ template <class T, class F, int kTokens>
 cudaError_t launch_split(const LinearArgs& args, int bits, cudaStream_t stream) {
     using Shape = SplitShape<F, kTokens>;
     TensorMap weights, x;
-    if (cudaError_t error = make_maps<T, F>(args, kRowTiles, kTokens, weights, x)) return error;
+    if (cudaError_t error = make_weight_map(args.weight, kRowTiles, weights)) return error;
+    if (cudaError_t error = make_x_map(args, kTokens, x)) return error;
     const int token_blocks = ceil_div(args.num_tokens, kTokens);
     const SplitGrid grid{bits, row_blocks(args.weight) * token_blocks, token_blocks};
     LaunchConfig config{dim3(), dim3(kSplitThreads), Shape::kSmemBytes, stream};

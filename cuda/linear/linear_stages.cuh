@@ -52,12 +52,13 @@ struct StageRing {
 // of x from `token` on, `boxes` of them from box `begin` of k on. What the weight, the tokens or k do not have comes
 // as zeros.
 struct Boxes {
+    const TensorMap* weights;
     int tile, token, begin, boxes;
 };
 template <class F, int kTokens>
 struct StageSource {
     using Shape = StageShape<F, kTokens>;
-    const TensorMap &weights, &x;
+    const TensorMap& x;
     // In a cluster whose blocks have the same rows or the same tokens, each brings a part to all of these: the part's
     // first tile and token, and the blocks; or none, a block brings all it needs.
     int own_tile, own_token;
@@ -66,7 +67,7 @@ struct StageSource {
     template <class Ring>
     __device__ __forceinline__ void load_weights(const Ring& ring, const Boxes& from, int i) const {
         mbarrier_arrive_expect_tx(ring.full + ring.index, Shape::kWeightBytes + Shape::kTokenBytes);
-        load(ring.stage() + own_tile * Shape::kTileBytes, weights, (from.begin + i) * (Shape::kTileBytes / 8),
+        load(ring.stage() + own_tile * Shape::kTileBytes, *from.weights, (from.begin + i) * (Shape::kTileBytes / 8),
              from.tile + own_tile, ring.full + ring.index, same_rows);
     }
     template <class Ring>
@@ -84,19 +85,19 @@ private:
             tensor_load_2d(dst, map, column, row, full);
     }
 };
-// All of them, boxes_at(0) .. boxes_at(count - 1). Weights are no kernel's output: the first are asked for before the
-// kernel in front has ended.
+// All of them, boxes_at(0) .. boxes_at(count - 1), which are called once and in this order. Weights are no kernel's
+// output: the first are asked for before the kernel in front has ended.
 template <class F, int kTokens, class Ring, class BoxesAt>
 __device__ __forceinline__ void produce(const StageSource<F, kTokens>& source, Ring& ring, int count,
                                         const BoxesAt& boxes_at) {
-    const Boxes first = boxes_at(0);
-    const int early = min(first.boxes, Ring::kCount);
-    for (int i = 0; i < early; ++i, ring.advance()) source.load_weights(ring, first, i);
+    Boxes from = boxes_at(0);
+    const int early = min(from.boxes, Ring::kCount);
+    for (int i = 0; i < early; ++i, ring.advance()) source.load_weights(ring, from, i);
     grid_dependency_wait();
     ring.index = 0, ring.parity = 0;
-    for (int i = 0; i < early; ++i, ring.advance()) source.load_x(ring, first, i);
+    for (int i = 0; i < early; ++i, ring.advance()) source.load_x(ring, from, i);
     for (int at = 0; at < count; ++at) {
-        const Boxes from = boxes_at(at);
+        if (at > 0) from = boxes_at(at);
         for (int i = at == 0 ? early : 0; i < from.boxes; ++i, ring.advance()) {
             ring.wait_empty();
             source.load_weights(ring, from, i);
@@ -168,28 +169,27 @@ __device__ __forceinline__ void consume_slices(Ring& ring, int row_tile, const S
     ring.release(ring.previous());
 }
 
-// The tensor maps of a weight and of x, for boxes of a stage.
-template <class T, class F>
-cudaError_t make_maps(const LinearArgs& args, int box_tiles, int box_tokens, TensorMap& weights, TensorMap& x) {
-    const PackedWeight& w = args.weight;
-    constexpr int kTileBytes = StageShape<F, 64>::kTileBytes;
-    const uint64_t row_bytes = static_cast<uint64_t>(unit_bytes_of<F>) * units_of<F>(w.k);
-    const TensorMapParams of_weights{w.data,
-                                     row_bytes / 8,
-                                     static_cast<uint64_t>(num_tiles(w)),
-                                     row_bytes,
-                                     kTileBytes / 8,
-                                     static_cast<uint32_t>(box_tiles),
-                                     Swizzle::none,
-                                     8};
-    const TensorMapParams of_x{args.x,
-                               static_cast<uint64_t>(w.k),
-                               static_cast<uint64_t>(args.num_tokens),
-                               static_cast<uint64_t>(args.x_stride) * sizeof(T),
-                               kBoxColumns,
-                               static_cast<uint32_t>(box_tokens)};
-    if (cudaError_t error = make_tensor_map(&weights, of_weights)) return error;
-    return make_tensor_map(&x, of_x);
+// The tensor maps of a weight and of x, [num_tokens, k] of 16-bit numbers, for boxes of a stage.
+inline cudaError_t make_weight_map(const PackedWeight& w, int box_tiles, TensorMap& map) {
+    const uint64_t row_bytes = static_cast<uint64_t>(unit_bytes(w.format)) * static_cast<uint64_t>(num_units(w));
+    const TensorMapParams params{w.data,
+                                 row_bytes / 8,
+                                 static_cast<uint64_t>(num_tiles(w)),
+                                 row_bytes,
+                                 static_cast<uint32_t>(kBoxSteps / unit_steps(w.format) * unit_bytes(w.format) / 8),
+                                 static_cast<uint32_t>(box_tiles),
+                                 Swizzle::none,
+                                 8};
+    return make_tensor_map(&map, params);
+}
+inline cudaError_t make_x_map(const LinearArgs& args, int box_tokens, TensorMap& map) {
+    const TensorMapParams params{args.x,
+                                 static_cast<uint64_t>(args.weight.k),
+                                 static_cast<uint64_t>(args.num_tokens),
+                                 static_cast<uint64_t>(args.x_stride) * 2,
+                                 kBoxColumns,
+                                 static_cast<uint32_t>(box_tokens)};
+    return make_tensor_map(&map, params);
 }
 
 }  // namespace infinilm::cuda

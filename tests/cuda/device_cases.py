@@ -394,7 +394,7 @@ def quantised(_: Gpu, name: str, folder: str, dtype: str, quantization: str) -> 
     fp8, which it does not have, is near the logits of the weights as they come: 2^-4 is its rounding.
     """
     model = make_model(name, Path(folder))
-    (prompt,) = prompts(131, 75)
+    (prompt,) = prompts(131, 110)  # more than 32 rows for each of six experts: by wgmma
     with open_llm(model, dtype=dtype, quantization=quantization) as llm:
         got = llm.forward(prompt)
         few = llm.forward(prompt[:5])  # by the kernels for few tokens

@@ -39,7 +39,7 @@ BACKEND = (
 LINEARS = tuple(
     ROOT / f"cuda/linear/linear_{name}.cu"
     for name in (
-        *("decode", "prefill", "sm90", "sm90_quantised", "split_sm90"),
+        *("decode", "prefill", "sm90", "sm90_quantised", "split_sm90", "grouped_sm90"),
         *("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4", "half_minima", "k_quants"),
     )
 )

@@ -1,4 +1,4 @@
-"""Cases for cuda/experts and linear_grouped.cu against float64 numpy, and bit for bit against dense linears."""
+"""Cases for cuda/experts and linears of listed rows against float64 numpy, and bit for bit against other kernels."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import numpy as np
 from emulation import ROOT, Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
 from packing import ORDERS, pack
-from quantised import FORMATS, pack as pack_quantised, quantise
+from quantised import FORMATS, GROUP, dequantise, pack as pack_quantised, quantise
 
 sys.path.insert(0, str(ROOT / "tests"))
+from gguf_files import block_formulas
 from reference import ops as oracle
 
 MAX_DENSE = 64  # tokens of linear_decode
 WEIGHT = np.dtype([("data", np.uint64), ("bias", np.uint64), ("scale", np.float32), ("padding", np.float32)])
+MAP_BYTES, ITEM_ROWS = 128, 128  # of linear_grouped_sm90
+JOINED = ("together", "apart", "in_out")
 
 
 def _long(value: int) -> ctypes.c_int64:
@@ -132,7 +135,7 @@ def _grouped_shape(gpu: Gpu, shape: dict[str, Any]) -> None:
         residuals = (residual.pointer, _long(residual.stride)) if residual else (None, _long(0))
         gpu.call(
             "run_linear", *chosen, x.pointer, _long(x.stride), count, *settings, *residuals, out.pointer,
-            _long(out.stride),
+            _long(out.stride), None, 0,
         )  # fmt: skip
         return out.get()
 
@@ -165,8 +168,90 @@ def _grouped_shape(gpu: Gpu, shape: dict[str, Any]) -> None:
             assert_bitwise(got[tokens], dense(rows[tokens], expert, residual[tokens]))
 
 
+def by_wgmma(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Rows by wgmma are near their float64 results, and have the bits of linear_grouped for any size of items."""
+    for shape in shapes:
+        _by_wgmma(gpu, shape)
+        gpu.close()
+
+
+def _numbers(gpu: Gpu, seed: int, name: str, order: str, kind: str, n: int, k: int) -> tuple[Array, Any]:
+    """A weight as float64, and packed on the device: blocks of files where these are its format."""
+    if name not in block_formulas.SIZES:
+        floats = normal(seed, n, k) / np.float32(k**0.5)
+        if not name:
+            stored = encode(floats, kind)
+            return decode(stored, kind).astype(np.float64), gpu.upload(pack(floats, order, kind=kind))
+        numbers = quantise(floats, name)
+        exact = dequantise(numbers, name)
+        if name in GROUP:  # products with scales of groups are rounded; scales of rows meet sums
+            scales = numbers.rows.astype(np.float64)[:, None]
+            exact = decode(encode((exact / scales).astype(np.float32), kind), kind).astype(np.float64) * scales
+        return exact, gpu.upload(pack_quantised(numbers, name, order, kind=kind))
+    size, number = block_formulas.SIZES[name][0], FORMATS.index(name.lower())
+    blocks = block_formulas.random_blocks(name, n * k // size, seed).reshape(n, -1)
+    exact = decode(encode(block_formulas.dequantise(name, blocks).reshape(n, k).astype(np.float32), kind), kind)
+    data = gpu.upload(np.zeros(gpu.lib.quantised_bytes(n, k, number), np.uint8))
+    where = (n, k, KINDS.index(kind), ORDERS.index(order), 0)
+    gpu.call("blocks_to_rows", gpu.upload(blocks), name.encode(), 0, n, data, *where)
+    return exact.astype(np.float64), data
+
+
+def _by_wgmma(gpu: Gpu, shape: dict[str, Any]) -> None:
+    counts, n, k, kind, name = (shape[key] for key in ("counts", "n", "k", "kind", "name"))
+    order, joined, seed = shape["order"], shape["joined"], shape["seed"]
+    rng, experts = np.random.default_rng(seed), len(counts)
+    ids = rng.permutation(np.repeat(np.arange(experts), counts)).astype(np.int32)[:, None]
+    found = [_numbers(gpu, seed + e, name, order, kind, n, k) for e in range(experts)]
+    biases = normal(seed + 97, experts, n)
+    table = np.zeros(experts, WEIGHT)
+    for e, (_, packed) in enumerate(found):
+        table[e] = (packed.pointer, gpu.upload(biases[e]).pointer if shape["bias"] else 0, 1, 0)
+    maps, number = np.zeros(experts * MAP_BYTES, np.uint8), FORMATS.index(name.lower())
+    gpu.call(
+        "run_weight_maps", ctypes.c_void_p(table.ctypes.data), experts, n, k, KINDS.index(kind), number,
+        ctypes.c_void_p(maps.ctypes.data),
+    )  # fmt: skip
+    weights, on_device = gpu.upload(table.view(np.uint8)), gpu.upload(maps)
+    width = n // 2 if order == "gate_up" and joined == "together" else n
+    x, gates = encode(normal(seed + 99, len(ids), k), kind), encode(normal(seed + 98, len(ids), n), kind)
+
+    def run(tile: int) -> Array:
+        lists = _grouped(gpu, ids, experts, tile)
+        places, sources = gpu.download(lists["part_of"])[:, 0], gpu.download(lists["order"])
+        rows = of(gpu, x[sources], kind, 8)
+        out = of(gpu, gates[sources], kind, 16) if joined == "in_out" else Frame(gpu, kind, (len(ids), width), 16)
+        gpu.call(
+            "run_linear", None, None, weights, lists["items"], lists["num_items"], lists["most_items"], tile, None,
+            None, rows.pointer, _long(rows.stride), len(ids), n, k, KINDS.index(kind), ORDERS.index(order), number,
+            None, _long(0), out.pointer, _long(out.stride), on_device if tile == ITEM_ROWS else None,
+            JOINED.index(joined),
+        )  # fmt: skip
+        return out.get()[places]
+
+    got = run(ITEM_ROWS)
+    for tile in (8, 32, 64):
+        assert_bitwise(got, run(tile))
+    values, unit = decode(x, kind).astype(np.float64), UNIT[kind]
+    for e, (exact, _) in enumerate(found):
+        own = ids[:, 0] == e
+        y = values[own] @ exact.T + (biases[e] if shape["bias"] else 0)
+        size = np.abs(values[own]) @ np.abs(exact.T) / k**0.5 + np.abs(biases[e])
+        slack: Array | float = 0.0
+        if width < n or joined == "in_out":
+            gate, up, gate_slack, up_slack = decode(gates[own], kind).astype(np.float64), y, 0.0, 1.01 * unit * abs(y)
+            if width < n:
+                (gate, up), (gate_slack, up_slack) = np.split(y, 2, 1), np.split(1.01 * unit * abs(y), 2, 1)
+                size = 2 * size[:, :width] * size[:, width:]
+            else:
+                size = 2 * size * (1 + np.abs(gate))
+            y = gate / (1 + np.exp(-gate)) * up
+            slack = 1.1 * gate_slack * (abs(up) + up_slack) + (abs(gate) + gate_slack) * up_slack
+        assert_close(got[own], y, kind, k, size, slack)
+
+
 def weigh(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
-    """A token times the weight of each of its parts, where that part is in the order of experts."""
+    """A token, or it times the weight of each of its parts, where that part is in the order of experts."""
     for shape in shapes:
         tokens, top_k, width, kind, seed = (shape[key] for key in ("tokens", "top_k", "width", "kind", "seed"))
         x, weights = encode(normal(seed, tokens, width), kind), normal(seed + 1, tokens, top_k)
@@ -177,10 +262,12 @@ def weigh(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
             Frame(gpu, kind, (part_of.size, width), 8),
         )
         gpu.call(
-            "run_weigh", placed.pointer, _long(placed.stride), gpu.upload(part_of), weighed.pointer,
-            _long(weighed.stride), out.pointer, _long(out.stride), tokens, top_k, width, KINDS.index(kind),
+            "run_weigh", placed.pointer, _long(placed.stride), gpu.upload(part_of),
+            weighed.pointer if shape["weighed"] else None, _long(weighed.stride), out.pointer, _long(out.stride),
+            tokens, top_k, width, KINDS.index(kind),
         )  # fmt: skip
-        products = weights[..., None] * decode(x, kind)[:, None]  # [tokens, top_k, width] float32
+        factors = weights[..., None] if shape["weighed"] else np.ones((tokens, top_k, 1), np.float32)
+        products = factors * decode(x, kind)[:, None]  # [tokens, top_k, width] float32
         assert_bitwise(out.get()[part_of], encode(products, kind))
         gpu.close()
 

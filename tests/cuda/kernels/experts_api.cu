@@ -1,5 +1,5 @@
-// C functions over the launchers of experts.cu and linear_grouped.cu for experts_cases.py. Types, orders and formats
-// are their numbers in core/types.h.
+// C functions over the launchers of experts.cu, linear_grouped.cu and linear_grouped_sm90.cu for experts_cases.py.
+// Types, orders and formats are their numbers in core/types.h.
 #include "cuda/experts/kernels.h"
 #include "cuda/linear/kernels.h"
 
@@ -21,11 +21,20 @@ int run_group_rows(const int* ids, int64_t ids_stride, int num_tokens, int top_k
                       nullptr);
 }
 
-// dense: the one weight of a linear, which all num_tokens rows go through; else those of the items.
+// maps: [count * weight_map_bytes]. All in memory of the host.
+int run_weight_maps(const GroupWeight* weights, int count, int n, int k, int type, int format, void* maps) {
+    PackedWeight shape;
+    shape.n = n, shape.k = k;
+    shape.type = static_cast<Element>(type), shape.format = static_cast<WeightFormat>(format);
+    return make_weight_maps(shape, weights, count, maps);
+}
+
+// dense: the one weight of a linear, which all num_tokens rows go through; else those of the items, by wgmma with maps.
+// joined: 0 gate_up in one, 1 gate_up apart, 2 gate_in_out.
 int run_linear(const void* dense, const float* dense_bias, const GroupWeight* weights, const int4* items,
                const int* num_items, int most_items, int tile, const int* x_rows, const int* out_rows, const void* x,
                int64_t x_stride, int num_tokens, int n, int k, int type, int order, int format, const void* residual,
-               int64_t residual_stride, void* out, int64_t out_stride) {
+               int64_t residual_stride, void* out, int64_t out_stride, const void* maps, int joined) {
     GroupedLinearArgs args{};
     LinearArgs& linear = args.linear;
     linear.x = x, linear.x_stride = x_stride, linear.num_tokens = num_tokens;
@@ -34,10 +43,12 @@ int run_linear(const void* dense, const float* dense_bias, const GroupWeight* we
     linear.weight.format = static_cast<WeightFormat>(format);
     linear.residual = residual, linear.residual_stride = residual_stride;
     linear.out = out, linear.out_stride = out_stride;
+    linear.gate_up_apart = joined == 1, linear.gate_in_out = joined == 2;
     if (dense) return (linear.weight.type == Element::f32 ? linear_f32 : linear_decode)(linear, nullptr);
     args.weights = weights, args.items = items, args.num_items = num_items, args.most_items = most_items;
     args.tile = tile, args.x_rows = x_rows, args.out_rows = out_rows;
-    return linear_grouped(args, nullptr);
+    args.maps = maps;
+    return (maps ? linear_grouped_sm90 : linear_grouped)(args, nullptr);
 }
 
 int run_weigh(const void* x, int64_t x_stride, const int* part_of, const float* weights, int64_t weights_stride,
