@@ -35,7 +35,7 @@ def test_everything_is_measured(request: pytest.FixtureRequest, tmp_path: Path) 
     rows = result["rows"]
     assert {row["group"] for row in rows} == {
         "decode linear", "prefill linear", "quantised linear", "decode attention", "prefill attention", "delta rule",
-        "row-wise", "sampling", "decode", "prefill",
+        "experts", "row-wise", "sampling", "decode", "prefill",
     }  # fmt: skip
     for row in rows:
         assert row["floor_ms"] > 0 and row["name"] in done.stdout

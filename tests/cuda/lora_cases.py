@@ -6,14 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from device_cases import assert_close, make_model, open_llm, prompts
 from emulation import ROOT, Gpu
+from formats_cases import as_q2_k, numbers_of
 from goldens import golden
 from rank_cases import FakeNccl
 
 from infinilm import ReferenceModel
 
 sys.path.insert(0, str(ROOT / "tests"))
+from gguf_files.conversion import convert
+from gguf_files.writer import File
 from lora.adapters import OF_REQUESTS, changed_model, make_adapter, text_model
 
 
@@ -62,6 +66,37 @@ def of_a_family(_: Gpu, base_name: str, folder: str, dtype: str, nccl: str) -> N
             want = ReferenceModel.from_pretrained(changed, dtype="float64", max_model_len=128).forward(prompt)
             assert_close(llm.forward(prompt, lora=name), want, llm, 8)
         assert llm.forward(prompt).tobytes() == plain.tobytes()
+
+
+def of_two_types(_: Gpu, folder: str, dtype: str) -> None:
+    """Adapters of a file whose gates and ups, and q, k and v, are of several types, which are launches of their own.
+
+    The logits are the CPU's of the file's numbers, and have the bits of a file that has these as plain numbers.
+    """
+    source = make_model("llama", Path(folder), hidden_size=256, intermediate_size=512, head_dim=64)
+    names = ("gate_proj", "up_proj")
+    adapters = {"all": make_adapter(Path(folder) / "types-all", source, rank=5, seed=4)} | {
+        name: make_adapter(Path(folder) / f"types-{name}", source, targets=[name]) for name in names
+    }
+    file, stored = convert(source, as_q2_k), Path(folder) / "types.gguf"
+    file.write(stored)
+    numbers = {key: numbers_of(tensor, np.ones(1)) for key, tensor in file.tensors.items()}
+    File(file.metadata, numbers).write(twin := stored.with_name("numbers.gguf"))
+    (prompt,) = prompts(131, 40)
+    settings: dict[str, Any] = {"dtype": dtype, "lora": adapters}
+    with open_llm(stored, dtype=dtype) as llm:
+        plain = llm.forward(prompt)
+        assert len(llm._plan.native_types) > 1
+    with (
+        open_llm(stored, **settings) as llm,
+        open_llm(twin, **settings) as numbers_llm,
+        open_llm(twin, device="cpu", dtype="float32", lora=adapters) as cpu,
+    ):
+        assert llm.forward(prompt).tobytes() == plain.tobytes()
+        for name in adapters:
+            got = llm.forward(prompt, lora=name)
+            assert_close(got, cpu.forward(prompt, lora=name), llm)
+            assert got.tobytes() == numbers_llm.forward(prompt, lora=name).tobytes() != plain.tobytes()
 
 
 def company(_: Gpu, name: str, folder: str, dtype: str) -> None:

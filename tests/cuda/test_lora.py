@@ -31,6 +31,12 @@ def test_families(simulate: Run, tmp_path: Path, fake_nccl: str, base_name: str,
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gates_and_ups_of_two_types(simulate: Run, models: str, dtype: str) -> None:
+    outcome = simulate("lora_cases:of_two_types", folder=models, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
 def test_company(simulate: Run, models: str) -> None:
     outcome = simulate("lora_cases:company", name="llama", folder=models, dtype="bfloat16")
     assert outcome.ok, outcome.text
