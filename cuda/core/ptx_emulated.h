@@ -79,7 +79,7 @@ inline void cp_async_16(void* dst, const void* src, bool valid = true) {
     if (valid) emulated_alignment(src, 16, "cp.async");
     emulator::shared_address(dst, "cp.async");
     if (!emulator::eager()) emulated_issue_16(dst, valid ? src : dst);
-    emulator::async_push(emulator::Queue::copy, [=] {
+    emulator::async_push([=] {
         if (valid)
             emulated_copy_16(dst, src);
         else
@@ -96,14 +96,14 @@ inline void cp_async_8(void* dst, const void* src, bool valid) {
         if (valid) static_cast<void>(*static_cast<const volatile uint64_t*>(from));
         *to = ~uint64_t{0};
     }
-    emulator::async_push(emulator::Queue::copy, [=] { *to = valid ? *from : 0; });
+    emulator::async_push([=] { *to = valid ? *from : 0; });
 }
 inline void prefetch_l2(const void*) {}
 inline void cp_async_weights_16(void* dst, const void* src) { cp_async_16(dst, src); }
-inline void cp_async_commit() { emulator::async_commit(emulator::Queue::copy); }
+inline void cp_async_commit() { emulator::async_commit(); }
 template <int kPending>
 void cp_async_wait() {
-    emulator::async_wait(emulator::Queue::copy, kPending);
+    emulator::async_wait(kPending);
 }
 
 inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed) {
@@ -122,29 +122,42 @@ inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, false); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, true); }
 
+// A row of accumulators: each adds its own products in the order of k, so that how many are a vector changes no bit.
+using Floats8 = float __attribute__((vector_size(32)));
+
+// One for the lanes of a warp, each of which gives where its d, a and b are.
+template <class T>
+void emulated_mma(emulator::LaneData* lanes) {
+    float a[16][16];  // [row, k]
+    Floats8 b[16];    // [k, column]
+    for (unsigned lane = 0; lane < 32; ++lane) {
+        const unsigned group = lane / 4, pair = lane % 4 * 2;
+        const auto* of_a = reinterpret_cast<const uint32_t*>(lanes[lane].word[1]);
+        const auto* of_b = reinterpret_cast<const uint32_t*>(lanes[lane].word[2]);
+        for (unsigned half = 0; half < 2; ++half) {
+            const unsigned k = 8 * half + pair;
+            for (unsigned i = 0; i < 2; ++i) {
+                a[group + 8 * i][k] = unpack_low<T>(of_a[2 * half + i]);
+                a[group + 8 * i][k + 1] = unpack_high<T>(of_a[2 * half + i]);
+            }
+            b[k][group] = unpack_low<T>(of_b[half]);
+            b[k + 1][group] = unpack_high<T>(of_b[half]);
+        }
+    }
+    for (unsigned row = 0; row < 16; ++row) {
+        Floats8 sums;
+        auto of_lane = [&](unsigned pair) {
+            return reinterpret_cast<float*>(lanes[row % 8 * 4 + pair].word[0]) + row / 8 * 2;
+        };
+        for (unsigned column = 0; column < 8; ++column) sums[column] = of_lane(column / 2)[column % 2];
+        for (unsigned k = 0; k < 16; ++k) sums += a[row][k] * b[k];
+        for (unsigned column = 0; column < 8; ++column) of_lane(column / 2)[column % 2] = sums[column];
+    }
+}
 template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    emulator::LaneData mine{{a[0] | uint64_t{a[1]} << 32, a[2] | uint64_t{a[3]} << 32, b[0] | uint64_t{b[1]} << 32, 0}};
-    const emulator::LaneData* all = emulator::exchange(~0u, mine, "mma.m16n8k16");
-    const unsigned g = emulator::lane() / 4, t = emulator::lane() % 4;
-    // Two rows of A lie in the lanes of this group of four, a column of B in those of the group of its number.
-    float rows[2][16], columns[2][16];
-    for (unsigned s = 0; s < 4; ++s)
-        for (unsigned half = 0; half < 2; ++half) {
-            const uint64_t pair = all[4 * g + s].word[half];  // (g, ..) in the low word, (g + 8, ..) in the high one
-            for (unsigned row = 0; row < 2; ++row) {
-                const uint32_t packed = static_cast<uint32_t>(pair >> 32 * row);
-                rows[row][8 * half + 2 * s] = unpack_low<T>(packed);
-                rows[row][8 * half + 2 * s + 1] = unpack_high<T>(packed);
-            }
-            for (unsigned column = 0; column < 2; ++column) {
-                const uint32_t packed = static_cast<uint32_t>(all[4 * (2 * t + column) + s].word[2] >> 32 * half);
-                columns[column][8 * half + 2 * s] = unpack_low<T>(packed);
-                columns[column][8 * half + 2 * s + 1] = unpack_high<T>(packed);
-            }
-        }
-    for (unsigned i = 0; i < 4; ++i)
-        for (unsigned k = 0; k < 16; ++k) d[i] += rows[i / 2][k] * columns[i % 2][k];
+    auto address = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+    emulator::exchange(~0u, {{address(d), address(a), address(b), 0}}, "mma.m16n8k16", false, emulated_mma<T>);
 }
 
 inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
