@@ -122,14 +122,31 @@ inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, false); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, true); }
 
-// A row of accumulators: each adds its own products in the order of k, so that how many are a vector changes no bit.
-using Floats8 = float __attribute__((vector_size(32)));
+// Adds the products of a row of A and 8 columns of B, [k, column], to accumulators of which two neighbours are at each
+// place. Each adds its own products in the order of k: that several are a vector changes no bit.
+using Floats4 = float __attribute__((vector_size(16)));
+inline void emulated_products(float* const (&at)[4], bool accumulates, const float (&a)[16],
+                              const Floats4 (&b)[16][2]) {
+    Floats4 low{}, high{};
+    if (accumulates) {
+        low = Floats4{at[0][0], at[0][1], at[1][0], at[1][1]};
+        high = Floats4{at[2][0], at[2][1], at[3][0], at[3][1]};
+    }
+    for (unsigned k = 0; k < 16; ++k) {
+        low += a[k] * b[k][0];
+        high += a[k] * b[k][1];
+    }
+    for (unsigned i = 0; i < 4; ++i) {
+        at[i / 2][i % 2] = low[i];
+        at[2 + i / 2][i % 2] = high[i];
+    }
+}
 
 // One for the lanes of a warp, each of which gives where its d, a and b are.
 template <class T>
 void emulated_mma(emulator::LaneData* lanes) {
-    float a[16][16];  // [row, k]
-    Floats8 b[16];    // [k, column]
+    float a[16][16];   // [row, k]
+    Floats4 b[16][2];  // [k, column]
     for (unsigned lane = 0; lane < 32; ++lane) {
         const unsigned group = lane / 4, pair = lane % 4 * 2;
         const auto* of_a = reinterpret_cast<const uint32_t*>(lanes[lane].word[1]);
@@ -140,18 +157,15 @@ void emulated_mma(emulator::LaneData* lanes) {
                 a[group + 8 * i][k] = unpack_low<T>(of_a[2 * half + i]);
                 a[group + 8 * i][k + 1] = unpack_high<T>(of_a[2 * half + i]);
             }
-            b[k][group] = unpack_low<T>(of_b[half]);
-            b[k + 1][group] = unpack_high<T>(of_b[half]);
+            b[k][group / 4][group % 4] = unpack_low<T>(of_b[half]);
+            b[k + 1][group / 4][group % 4] = unpack_high<T>(of_b[half]);
         }
     }
     for (unsigned row = 0; row < 16; ++row) {
-        Floats8 sums;
-        auto of_lane = [&](unsigned pair) {
-            return reinterpret_cast<float*>(lanes[row % 8 * 4 + pair].word[0]) + row / 8 * 2;
-        };
-        for (unsigned column = 0; column < 8; ++column) sums[column] = of_lane(column / 2)[column % 2];
-        for (unsigned k = 0; k < 16; ++k) sums += a[row][k] * b[k];
-        for (unsigned column = 0; column < 8; ++column) of_lane(column / 2)[column % 2] = sums[column];
+        float* at[4];
+        for (unsigned pair = 0; pair < 4; ++pair)
+            at[pair] = reinterpret_cast<float*>(lanes[row % 8 * 4 + pair].word[0]) + row / 8 * 2;
+        emulated_products(at, true, a[row], b);
     }
 }
 template <class T>
@@ -172,12 +186,10 @@ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
                     one(unpack_high<T>(a), unpack_high<T>(b), unpack_high<T>(c)));
 }
 inline uint32_t e4m3_to_f16(uint32_t bytes) {
+    // Exponents of f16 are larger by 8, and a product with a power of two is exact.
     auto value = [](unsigned byte) {
-        const int exponent = static_cast<int>(byte >> 3 & 15), mantissa = static_cast<int>(byte & 7);
-        if (exponent == 15 && mantissa == 7) return NAN;
-        const float size = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
-                                    : std::ldexp(static_cast<float>(mantissa), -9);
-        return byte & 0x80 ? -size : size;
+        if ((byte & 0x7f) == 0x7f) return NAN;
+        return to_float(f16{static_cast<uint16_t>((byte & 0x80) << 8 | (byte & 0x7f) << 7)}) * 256;
     };
     return pack2<f16>(value(bytes & 0xff), value(bytes >> 16 & 0xff));
 }

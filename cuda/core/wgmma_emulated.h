@@ -65,8 +65,8 @@ struct Wgmma {
 private:
     template <bool kMnMajorB, bool kRegistersA>
     static void run(const emulator::WgmmaPart* const (&parts)[128]) {
-        float a[64][16];       // [row, k]
-        Floats8 b[N / 8][16];  // [column / 8, k, column % 8]
+        float a[64][16];          // [row, k]
+        Floats4 b[N / 8][16][2];  // [column / 8, k, column % 8]
         for (uint32_t row = 0; row < 64; ++row) {
             if constexpr (!kRegistersA) {
                 emulated_operand<T>(parts[0]->a, false, row, a[row]);
@@ -82,15 +82,14 @@ private:
         for (uint32_t column = 0; column < N; ++column) {
             float values[16];
             emulated_operand<T>(parts[0]->b, kMnMajorB, column, values);
-            for (uint32_t k = 0; k < 16; ++k) b[column / 8][k][column % 8] = values[k];
+            for (uint32_t k = 0; k < 16; ++k) b[column / 8][k][column % 8 / 4][column % 4] = values[k];
         }
         for (uint32_t row = 0; row < 64; ++row)
             for (uint32_t j = 0; j < N / 8; ++j) {
-                Floats8 sums{};
-                auto place = [&](uint32_t pair) { return thread_of(parts, row, pair).sums + 4 * j + row % 16 / 8 * 2; };
-                for (uint32_t i = 0; parts[0]->accumulates && i < 8; ++i) sums[i] = place(i / 2)[i % 2];
-                for (uint32_t k = 0; k < 16; ++k) sums += a[row][k] * b[j][k];
-                for (uint32_t i = 0; i < 8; ++i) place(i / 2)[i % 2] = sums[i];
+                float* at[4];
+                for (uint32_t pair = 0; pair < 4; ++pair)
+                    at[pair] = thread_of(parts, row, pair).sums + 4 * j + row % 16 / 8 * 2;
+                emulated_products(at, parts[0]->accumulates, a[row], b[j]);
             }
     }
     // The thread that has columns 2 * pair and 2 * pair + 1 of each 8 of a row.

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <random>
@@ -97,7 +97,7 @@ struct SharedVariable {
 
 struct Block {
     std::vector<Thread> threads;
-    std::vector<std::deque<Collective>> warps;
+    std::vector<std::list<Collective>> warps;
     std::vector<uint32_t> exited;  // the lanes, by warp
     std::array<Barrier, 16> barriers;
     std::vector<Barrier> warpgroups;
