@@ -196,7 +196,8 @@ void thread_exits(Thread& thread) {
     async_commit();
     async_wait(0);
     Quiet quiet;
-    thread.copies = {};
+    thread.copies.actions.clear();
+    thread.copies.ends.clear();
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
