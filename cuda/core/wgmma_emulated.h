@@ -1,6 +1,6 @@
-// wgmma for the host compiler. A wgmma completes as a whole: it is computed once all four warps wait for it, from shared
-// memory as it is then, where a stage that was released too early is overwritten. Until then the accumulators hold NaN.
-// Included by wgmma.cuh only.
+// wgmma for the host compiler. A wgmma completes as a whole: it is computed once all four warps wait for it, from
+// shared memory as it is then, where a stage that was released too early is overwritten. Until then the accumulators
+// hold NaN. Included by wgmma.cuh only.
 #pragma once
 
 #include "cuda/core/ptx_sm90_emulated.h"

@@ -49,7 +49,7 @@ def assert_close(got: NDArray[Any], want: NDArray[Any], llm: LLM, amplified: flo
 
 
 def as_transformers(_: Gpu, name: str, dtype: str) -> None:
-    """The logits of transformers; in float32 its first greedy tokens, too, by five steps which all take as long."""
+    """The logits of transformers; in float32 its first five greedy tokens, too."""
     expected = expected_of(name)
     prompt = expected["input_ids"].tolist()
     with open_llm(golden(name), dtype=dtype, max_model_len=int(expected["max_model_len"])) as llm:
