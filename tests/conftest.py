@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+# Threads of numpy's matrix products spin where they wait, and other tests need the cores. Read when numpy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 TESTS = str(Path(__file__).parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)

@@ -79,7 +79,7 @@ inline void cp_async_16(void* dst, const void* src, bool valid = true) {
     if (valid) emulated_alignment(src, 16, "cp.async");
     emulator::shared_address(dst, "cp.async");
     if (!emulator::eager()) emulated_issue_16(dst, valid ? src : dst);
-    emulator::async_push(emulator::Queue::copy, [=] {
+    emulator::async_push([=] {
         if (valid)
             emulated_copy_16(dst, src);
         else
@@ -96,14 +96,14 @@ inline void cp_async_8(void* dst, const void* src, bool valid) {
         if (valid) static_cast<void>(*static_cast<const volatile uint64_t*>(from));
         *to = ~uint64_t{0};
     }
-    emulator::async_push(emulator::Queue::copy, [=] { *to = valid ? *from : 0; });
+    emulator::async_push([=] { *to = valid ? *from : 0; });
 }
 inline void prefetch_l2(const void*) {}
 inline void cp_async_weights_16(void* dst, const void* src) { cp_async_16(dst, src); }
-inline void cp_async_commit() { emulator::async_commit(emulator::Queue::copy); }
+inline void cp_async_commit() { emulator::async_commit(); }
 template <int kPending>
 void cp_async_wait() {
-    emulator::async_wait(emulator::Queue::copy, kPending);
+    emulator::async_wait(kPending);
 }
 
 inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed) {
@@ -122,29 +122,56 @@ inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, false); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, true); }
 
+// Adds the products of a row of A and 8 columns of B, [k, column], to accumulators of which two neighbours are at each
+// place. Each adds its own products in the order of k: that several are a vector changes no bit.
+using Floats4 = float __attribute__((vector_size(16)));
+inline void emulated_products(float* const (&at)[4], bool accumulates, const float (&a)[16],
+                              const Floats4 (&b)[16][2]) {
+    Floats4 low{}, high{};
+    if (accumulates) {
+        low = Floats4{at[0][0], at[0][1], at[1][0], at[1][1]};
+        high = Floats4{at[2][0], at[2][1], at[3][0], at[3][1]};
+    }
+    for (unsigned k = 0; k < 16; ++k) {
+        low += a[k] * b[k][0];
+        high += a[k] * b[k][1];
+    }
+    for (unsigned i = 0; i < 4; ++i) {
+        at[i / 2][i % 2] = low[i];
+        at[2 + i / 2][i % 2] = high[i];
+    }
+}
+
+// One for the lanes of a warp, each of which gives where its d, a and b are.
+template <class T>
+void emulated_mma(emulator::LaneData* lanes) {
+    float a[16][16];   // [row, k]
+    Floats4 b[16][2];  // [k, column]
+    for (unsigned lane = 0; lane < 32; ++lane) {
+        const unsigned group = lane / 4, pair = lane % 4 * 2;
+        const auto* of_a = reinterpret_cast<const uint32_t*>(lanes[lane].word[1]);
+        const auto* of_b = reinterpret_cast<const uint32_t*>(lanes[lane].word[2]);
+        for (unsigned half = 0; half < 2; ++half) {
+            const unsigned k = 8 * half + pair;
+            for (unsigned i = 0; i < 2; ++i) {
+                a[group + 8 * i][k] = unpack_low<T>(of_a[2 * half + i]);
+                a[group + 8 * i][k + 1] = unpack_high<T>(of_a[2 * half + i]);
+            }
+            b[k][group / 4][group % 4] = unpack_low<T>(of_b[half]);
+            b[k + 1][group / 4][group % 4] = unpack_high<T>(of_b[half]);
+        }
+    }
+    for (unsigned row = 0; row < 16; ++row) {
+        float* at[4];
+        for (unsigned pair = 0; pair < 4; ++pair)
+            at[pair] = reinterpret_cast<float*>(lanes[row % 8 * 4 + pair].word[0]) + row / 8 * 2;
+        emulated_products(at, true, a[row], b);
+    }
+}
 template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    emulator::LaneData mine{{a[0] | uint64_t{a[1]} << 32, a[2] | uint64_t{a[3]} << 32, b[0] | uint64_t{b[1]} << 32, 0}};
-    const emulator::LaneData* all = emulator::exchange(~0u, mine, "mma.m16n8k16");
-    const unsigned g = emulator::lane() / 4, t = emulator::lane() % 4;
-    // Two rows of A lie in the lanes of this group of four, a column of B in those of the group of its number.
-    float rows[2][16], columns[2][16];
-    for (unsigned s = 0; s < 4; ++s)
-        for (unsigned half = 0; half < 2; ++half) {
-            const uint64_t pair = all[4 * g + s].word[half];  // (g, ..) in the low word, (g + 8, ..) in the high one
-            for (unsigned row = 0; row < 2; ++row) {
-                const uint32_t packed = static_cast<uint32_t>(pair >> 32 * row);
-                rows[row][8 * half + 2 * s] = unpack_low<T>(packed);
-                rows[row][8 * half + 2 * s + 1] = unpack_high<T>(packed);
-            }
-            for (unsigned column = 0; column < 2; ++column) {
-                const uint32_t packed = static_cast<uint32_t>(all[4 * (2 * t + column) + s].word[2] >> 32 * half);
-                columns[column][8 * half + 2 * s] = unpack_low<T>(packed);
-                columns[column][8 * half + 2 * s + 1] = unpack_high<T>(packed);
-            }
-        }
-    for (unsigned i = 0; i < 4; ++i)
-        for (unsigned k = 0; k < 16; ++k) d[i] += rows[i / 2][k] * columns[i % 2][k];
+    auto address = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+    emulator::exchange(~0u, {{address(d), address(a), address(b), 0}}, "mma.m16n8k16", false, emulated_mma<T>);
 }
 
 inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
@@ -159,12 +186,10 @@ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
                     one(unpack_high<T>(a), unpack_high<T>(b), unpack_high<T>(c)));
 }
 inline uint32_t e4m3_to_f16(uint32_t bytes) {
+    // Exponents of f16 are larger by 8, and a product with a power of two is exact.
     auto value = [](unsigned byte) {
-        const int exponent = static_cast<int>(byte >> 3 & 15), mantissa = static_cast<int>(byte & 7);
-        if (exponent == 15 && mantissa == 7) return NAN;
-        const float size = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
-                                    : std::ldexp(static_cast<float>(mantissa), -9);
-        return byte & 0x80 ? -size : size;
+        if ((byte & 0x7f) == 0x7f) return NAN;
+        return to_float(f16{static_cast<uint16_t>((byte & 0x80) << 8 | (byte & 0x7f) << 7)}) * 256;
     };
     return pack2<f16>(value(bytes & 0xff), value(bytes >> 16 & 0xff));
 }

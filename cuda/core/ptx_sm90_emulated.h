@@ -53,19 +53,20 @@ inline void fence_proxy_async() {}
 // The 128-byte swizzle is a function of the shared address, not of the tile.
 inline uint32_t emulated_swizzle_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
-// Calls f(shared address, global address or null outside the tensor) for every 16 bits of a box.
+// Calls f(shared address, global address, words inside the tensor) for every 16 bytes of a box, which swizzling moves
+// as a whole: those words of the 8 that are from the first number up to the second.
 template <class F>
 void emulated_box(const TensorMap& m, uint32_t start, int column, int row, F f) {
     const uint32_t words = m.element_bytes / 2;  // of an element
     for (uint32_t y = 0; y < m.box_rows; ++y)
-        for (uint32_t x = 0; x < m.box_columns * words; ++x) {
+        for (uint32_t x = 0; x < m.box_columns * words; x += 8) {
             const int64_t from_x = int64_t{column} * words + x, from_y = row + int64_t{y};
-            const bool inside = from_x >= 0 && from_y >= 0 && from_x < static_cast<int64_t>(m.columns * words) &&
-                                from_y < static_cast<int64_t>(m.rows);
+            const bool inside = from_y >= 0 && from_y < static_cast<int64_t>(m.rows);
+            const int64_t end = inside ? std::min<int64_t>(static_cast<int64_t>(m.columns * words) - from_x, 8) : 0;
             uint32_t address = start + (y * m.box_columns * words + x) * 2;
             if (m.swizzle == Swizzle::swizzle_128) address = emulated_swizzle_128(address);
             const uint8_t* from = m.base + from_y * static_cast<int64_t>(m.row_stride_bytes) + from_x * 2;
-            f(address, inside ? reinterpret_cast<const uint16_t*>(from) : nullptr);
+            f(address, reinterpret_cast<const uint16_t*>(from), std::max<int64_t>(-from_x, 0), end);
         }
 }
 
@@ -79,13 +80,16 @@ inline void emulated_tensor_load(void* dst, const TensorMap& map, int column, in
     emulator::shared_pointer(start, bytes, "cp.async.bulk.tensor");
     uint8_t* window = emulator::shared_of_rank(dst, rank) - start;
     if (!emulator::eager())  // as emulated_issue_16
-        emulated_box(map, start, column, row, [=](uint32_t address, const uint16_t* from) {
-            if (from) (void)*static_cast<const volatile uint16_t*>(from);
-            *reinterpret_cast<uint16_t*>(window + address) = 0xffff;
+        emulated_box(map, start, column, row, [=](uint32_t address, const uint16_t* from, int64_t begin, int64_t end) {
+            if (begin == 0 && end == 8) return emulated_issue_16(window + address, from);
+            for (int64_t i = begin; i < end; ++i) (void)static_cast<const volatile uint16_t*>(from)[i];
+            emulated_fill_16(window + address, ~uint64_t{0});
         });
     emulator::mbarrier_complete_async(emulator::shared_of_rank(barrier, rank), bytes, [=, m = map] {
-        emulated_box(m, start, column, row, [=](uint32_t address, const uint16_t* from) {
-            *reinterpret_cast<uint16_t*>(window + address) = from ? *from : uint16_t{0};
+        emulated_box(m, start, column, row, [=](uint32_t address, const uint16_t* from, int64_t begin, int64_t end) {
+            if (begin == 0 && end == 8) return emulated_copy_16(window + address, from);
+            emulated_fill_16(window + address, 0);
+            for (int64_t i = begin; i < end; ++i) reinterpret_cast<uint16_t*>(window + address)[i] = from[i];
         });
     });
 }

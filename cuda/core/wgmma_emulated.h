@@ -1,6 +1,6 @@
-// wgmma for the host compiler. Every thread computes its own accumulators, from shared memory as it is when the group
-// is waited for: a stage released too early is read after it was overwritten. Until then the accumulators hold NaN.
-// Included by wgmma.cuh only.
+// wgmma for the host compiler. A wgmma completes as a whole: it is computed once all four warps wait for it, from
+// shared memory as it is then, where a stage that was released too early is overwritten. Until then the accumulators
+// hold NaN. Included by wgmma.cuh only.
 #pragma once
 
 #include "cuda/core/ptx_sm90_emulated.h"
@@ -10,15 +10,10 @@ namespace infinilm::cuda {
 inline void wgmma_fence() { emulator::wgmma_fence(); }
 template <int kCount>
 void wgmma_hold(float (&)[kCount]) {}
-inline void wgmma_commit() { emulator::async_commit(emulator::Queue::wgmma); }
-
-// A wgmma completes as a whole: all four warps have issued it, and all have read before any of them goes on.
+inline void wgmma_commit() { emulator::wgmma_commit(); }
 template <int kPending>
 void wgmma_wait() {
-    if (emulator::async_pending(emulator::Queue::wgmma) <= kPending) return;
-    emulator::warpgroup_sync("wgmma.wait_group");
-    emulator::async_wait(emulator::Queue::wgmma, kPending);
-    emulator::warpgroup_sync("wgmma.wait_group");
+    emulator::wgmma_wait(kPending);
 }
 
 // The 16 elements (row, k) of an operand; `row` counts along M or N. See the table in wgmma.cuh. Where those of a row
@@ -58,52 +53,49 @@ struct Wgmma {
 
     template <bool kMnMajorB = false>
     static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
-        const uint32_t thread = emulator::where().linear % 128, row = thread / 32 * 16 + thread % 32 / 4;
-        push<kMnMajorB>(d, b, accumulate, [=](float (&rows)[2][16]) {
-            for (uint32_t h = 0; h < 2; ++h) emulated_operand<T>(a, false, row + 8 * h, rows[h]);
-        });
+        emulator::wgmma_issue(run<kMnMajorB, false>, {a, b, {}, nullptr, accumulate != 0}, d, N / 2);
     }
     // A of registers is taken at issue; real hardware reads it until the group is waited for.
     template <bool kMnMajorB = false>
     static void multiply(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-        const emulator::LaneData mine{{a[0] | uint64_t{a[1]} << 32, a[2] | uint64_t{a[3]} << 32, 0, 0}};
-        const emulator::LaneData* all = emulator::exchange(~0u, mine, "wgmma.mma_async");
-        float rows[2][16];
-        for (unsigned s = 0; s < 4; ++s)
-            for (unsigned i = 0; i < 4; ++i) {
-                const uint32_t packed =
-                    static_cast<uint32_t>(all[emulator::lane() / 4 * 4 + s].word[i / 2] >> 32 * (i % 2));
-                rows[i % 2][8 * (i / 2) + 2 * s] = unpack_low<T>(packed);
-                rows[i % 2][8 * (i / 2) + 2 * s + 1] = unpack_high<T>(packed);
-            }
-        struct Rows {
-            float value[2][16];
-        } copy;
-        memcpy(copy.value, rows, sizeof rows);
-        push<kMnMajorB>(d, b, accumulate, [copy](float (&out)[2][16]) { memcpy(out, copy.value, sizeof out); });
+        emulator::wgmma_issue(run<kMnMajorB, true>, {0, b, {a[0], a[1], a[2], a[3]}, nullptr, accumulate != 0}, d,
+                              N / 2);
     }
 
 private:
-    template <bool kMnMajorB, class ReadRows>
-    static void push(float (&d)[N / 2], uint64_t b, int accumulate, ReadRows read_rows) {
-        emulator::require_compute_capability(90, "wgmma.mma_async");
-        float* sums = emulator::wgmma_accumulators(d, N / 2, accumulate != 0);
-        const uint32_t column = emulator::lane() % 4 * 2;
-        emulator::async_push(emulator::Queue::wgmma, [=] {
-            float rows[2][16], values[16];
-            read_rows(rows);
-            for (uint32_t j = 0; j < N / 8; ++j)
-                for (uint32_t c = 0; c < 2; ++c) {
-                    emulated_operand<T>(b, kMnMajorB, 8 * j + column + c, values);
-                    for (uint32_t h = 0; h < 2; ++h) {
-                        float& sum = sums[4 * j + 2 * h + c];
-                        float total = accumulate ? sum : 0.0f;
-                        for (uint32_t k = 0; k < 16; ++k) total += rows[h][k] * values[k];
-                        sum = total;
-                    }
+    template <bool kMnMajorB, bool kRegistersA>
+    static void run(const emulator::WgmmaPart* const (&parts)[128]) {
+        float a[64][16];          // [row, k]
+        Floats4 b[N / 8][16][2];  // [column / 8, k, column % 8]
+        for (uint32_t row = 0; row < 64; ++row) {
+            if constexpr (!kRegistersA) {
+                emulated_operand<T>(parts[0]->a, false, row, a[row]);
+                continue;
+            }
+            for (uint32_t pair = 0; pair < 4; ++pair)
+                for (uint32_t half = 0; half < 2; ++half) {
+                    const uint32_t packed = thread_of(parts, row, pair).registers[2 * half + row % 16 / 8];
+                    a[row][8 * half + 2 * pair] = unpack_low<T>(packed);
+                    a[row][8 * half + 2 * pair + 1] = unpack_high<T>(packed);
                 }
-            emulator::wgmma_finished(sums);
-        });
+        }
+        for (uint32_t column = 0; column < N; ++column) {
+            float values[16];
+            emulated_operand<T>(parts[0]->b, kMnMajorB, column, values);
+            for (uint32_t k = 0; k < 16; ++k) b[column / 8][k][column % 8 / 4][column % 4] = values[k];
+        }
+        for (uint32_t row = 0; row < 64; ++row)
+            for (uint32_t j = 0; j < N / 8; ++j) {
+                float* at[4];
+                for (uint32_t pair = 0; pair < 4; ++pair)
+                    at[pair] = thread_of(parts, row, pair).sums + 4 * j + row % 16 / 8 * 2;
+                emulated_products(at, parts[0]->accumulates, a[row], b[j]);
+            }
+    }
+    // The thread that has columns 2 * pair and 2 * pair + 1 of each 8 of a row.
+    static const emulator::WgmmaPart& thread_of(const emulator::WgmmaPart* const (&parts)[128], uint32_t row,
+                                                uint32_t pair) {
+        return *parts[row / 16 * 32 + row % 8 * 4 + pair];
     }
 };
 

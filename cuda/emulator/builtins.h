@@ -34,18 +34,21 @@ T shuffle(uint32_t mask, T value, unsigned source, const char* what) {
     return value;
 }
 
-// What all lanes of a warp have where each joins its value with that of the lane `offset` further, for offsets of 16,
-// 8, 4, 2 and 1. Lanes that the block does not have count as a shuffle's do: all ones.
+// What all lanes of a warp have where each joins (F) its value with that of the lane `offset` further, for offsets of
+// 16, 8, 4, 2 and 1. Lanes that the block does not have count as a shuffle's do: all ones.
 template <class F>
-float butterfly(float value, const char* what, F join) {
+float butterfly(float value, const char* what, F) {
     LaneData mine{};
     memcpy(&mine.word[0], &value, sizeof value);
-    const LaneData* all = exchange(~0u, mine, what);
-    float values[32];
-    for (unsigned i = 0; i < 32; ++i) memcpy(&values[i], &all[i].word[0], sizeof value);
-    for (unsigned offset = 16; offset > 0; offset /= 2)
-        for (unsigned i = 0; i < offset; ++i) values[i] = join(values[i], values[i + offset]);
-    return values[0];
+    const LaneData* all = exchange(~0u, mine, what, false, [](LaneData* lanes) {
+        float values[32];
+        for (unsigned i = 0; i < 32; ++i) memcpy(&values[i], &lanes[i].word[0], sizeof(float));
+        for (unsigned offset = 16; offset > 0; offset /= 2)
+            for (unsigned i = 0; i < offset; ++i) values[i] = F{}(values[i], values[i + offset]);
+        memcpy(&lanes[0].word[0], &values[0], sizeof(float));
+    });
+    memcpy(&value, &all[0].word[0], sizeof value);
+    return value;
 }
 
 // Atomics are plain here, one host thread, but spelled __atomic so that ThreadSanitizer knows them for what they are.

@@ -45,37 +45,43 @@ inline uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* ins
 }
 
 // A rendezvous of the lanes in `mask`: each gives 32 bytes and sees what all of them gave. `memory`: it also orders
-// memory accesses (as __syncwarp does and a shuffle does not).
+// memory accesses (as __syncwarp does and a shuffle does not). `join`: what one lane does for all, with what they gave
+// and what that points to, while they wait: the warp's work is done once and not 32 times.
 struct alignas(16) LaneData {
     uint64_t word[4];
 };
-const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory = false);
+const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory = false,
+                         void (*join)(LaneData* all) = nullptr);
 
-// bar.sync; count 0: every thread of the block. The warpgroup's is that of wgmma (4 warps).
-void barrier_sync(int id, unsigned count);
-void warpgroup_sync(const char* what);
+void barrier_sync(int id, unsigned count);  // bar.sync; count 0: every thread of the block
 void cluster_sync();
 bool peers_lie();   // what kernels write to other devices is lost
 void spin_yield();  // lets other threads run inside a polling loop
 
-// This thread's asynchronous operations, completed in commit order.
-enum class Queue { copy, wgmma };
-void async_push(Queue queue, void (*run)(const void* action), const void* action, size_t bytes);
-template <class Action>
-void async_push(Queue queue, const Action& action) {
-    static_assert(std::is_trivially_copyable_v<Action> && alignof(Action) <= 16, "actions are kept as bytes");
-    if (eager()) return action();
-    async_push(queue, [](const void* kept) { (*static_cast<const Action*>(kept))(); }, &action, sizeof action);
+// This thread's asynchronous copies, completed in commit order.
+void async_push(void (*run)(const void* copy), const void* copy, size_t bytes);
+template <class Copy>
+void async_push(const Copy& copy) {
+    static_assert(std::is_trivially_copyable_v<Copy> && alignof(Copy) <= 16, "copies are kept as bytes");
+    if (eager()) return copy();
+    async_push([](const void* kept) { (*static_cast<const Copy*>(kept))(); }, &copy, sizeof copy);
 }
-void async_commit(Queue queue);
-void async_wait(Queue queue, unsigned keep);
-unsigned async_pending(Queue queue);
+void async_commit();
+void async_wait(unsigned keep);
 
-// Accumulators of wgmma while it runs: a copy of d that the operations on d share; d itself becomes NaN. It is written
-// back when the last of them has finished.
+// A thread's part of a wgmma. A warpgroup's wgmma is computed once, by `run`, with the parts of all its threads, when
+// all of them wait for it. Until the last wgmma on d has finished d is NaN, and its sums are in a copy.
+struct WgmmaPart {
+    uint64_t a, b;          // descriptors
+    uint32_t registers[4];  // the thread's fragment of A, where a is none
+    float* sums;
+    bool accumulates;
+};
+using WgmmaRun = void (*)(const WgmmaPart* const (&parts)[128]);
 void wgmma_fence();
-float* wgmma_accumulators(float* d, unsigned count, bool accumulate);
-void wgmma_finished(float* accumulators);
+void wgmma_issue(WgmmaRun run, WgmmaPart part, float* d, unsigned count);
+void wgmma_commit();
+void wgmma_wait(unsigned keep);
 
 // mbarriers by address. An asynchronous copy runs when a thread needs the phase it completes.
 using Action = std::function<void()>;

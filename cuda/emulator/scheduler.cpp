@@ -76,13 +76,49 @@ void thread_main() {
     abort();
 }
 
+// Blocks that have ended, of which later ones of as many threads are made: most of what they have is as it was at
+// first. Not under ThreadSanitizer, to which the barriers of a block would order it behind those that had them before.
+std::vector<std::unique_ptr<Block>> ended;
+
+std::unique_ptr<Block> take_ended(unsigned count) {
+    auto same = std::find_if(ended.begin(), ended.end(), [=](auto& block) { return block->threads.size() == count; });
+    if (same == ended.end()) return nullptr;
+    auto block = std::move(*same);
+    ended.erase(same);
+    std::fill(block->exited.begin(), block->exited.end(), 0);
+    for (std::list<Collective>& masks : block->warps) masks.resize(std::min<size_t>(masks.size(), 1));
+    for (Barrier& barrier : block->barriers) barrier.count = 0;
+    block->mbarriers.clear();
+    block->shared.clear();
+    block->static_bytes = 0;
+    block->waited_for_dependency = false;
+    for (Thread& thread : block->threads) {
+        thread.done = thread.wgmma_fenced = thread.fenced = false;
+        thread.committed.clear();
+        thread.observed.clear();
+    }
+    return block;
+}
+
+void keep_ended(Grid& grid) {
+#ifndef INFINILM_EMULATOR_TSAN
+    constexpr size_t kMost = 64;
+    for (auto& block : grid.blocks)
+        if (ended.size() < kMost) ended.push_back(std::move(block));
+#endif
+    grid.blocks.clear();
+}
+
 std::unique_ptr<Block> make_block(const Grid& grid, uint3 index, unsigned rank) {
-    auto block = std::make_unique<Block>();
     const unsigned count = grid.block.x * grid.block.y * grid.block.z;
-    block->threads = std::vector<Thread>(count);
-    block->warps.resize((count + 31) / 32);
-    block->exited.resize(block->warps.size());
-    block->warpgroups.resize((count + 127) / 128);
+    auto block = take_ended(count);
+    if (!block) {
+        block = std::make_unique<Block>();
+        block->threads = std::vector<Thread>(count);
+        block->warps.resize((count + 31) / 32);
+        block->exited.resize(block->warps.size());
+        block->warpgroups.resize((count + 127) / 128);
+    }
     block->dynamic_bytes = grid.smem_bytes;
     block->alive = count;
     for (unsigned i = 0; i < count; ++i) {
@@ -106,7 +142,7 @@ void make_cluster(Grid& grid, unsigned index) {
     const unsigned clusters_x = grid.grid.x / c.x, clusters_y = grid.grid.y / c.y;
     const uint3 first = {index % clusters_x * c.x, index / clusters_x % clusters_y * c.y,
                          index / (clusters_x * clusters_y) * c.z};
-    grid.blocks.clear();
+    keep_ended(grid);
     for (unsigned rank = 0; rank < c.x * c.y * c.z; ++rank)
         grid.blocks.push_back(
             make_block(grid, {first.x + rank % c.x, first.y + rank / c.x % c.y, first.z + rank / (c.x * c.y)}, rank));
@@ -119,21 +155,23 @@ void make_fibers(Grid& grid) {
     const size_t bytes = stack_bytes();
     char* stack = stacks(grid.slot, grid.alive, bytes);
     const size_t stride = bytes + 4096;
-    std::vector<std::vector<Thread*>> warps;
+    std::vector<Thread*> warps;  // the first thread of each
     for (auto& block : grid.blocks)
         for (Thread& thread : block->threads) {
             // The lanes of a warp, which run in turn, begin at lines of their own of a page: at the same one, all of
             // their stacks would be in one set of the cache, which holds 8 or 12 lines.
             prepare(thread.fiber, stack, bytes - thread.where.linear % 32 * 128, thread_main);
             stack += stride;
-            if (thread.where.linear % 32 == 0) warps.emplace_back().reserve(32);
-            warps.back().push_back(&thread);
+            if (thread.where.linear % 32 == 0) warps.push_back(&thread);
         }
     if (grid.order == Order::random) std::shuffle(warps.begin(), warps.end(), grid.random);
     grid.ready.clear();
     grid.round.clear();
     grid.next_of_round = 0;
-    for (auto& warp : warps) grid.ready.insert(grid.ready.end(), warp.begin(), warp.end());
+    for (Thread* first : warps) {
+        const size_t left = first->block->threads.size() - first->where.linear;
+        for (size_t lane = 0; lane < std::min<size_t>(left, 32); ++lane) grid.ready.push_back(first + lane);
+    }
 }
 
 // The thread that runs next, the first of a round or the top of the stack; null where none can run.
@@ -250,7 +288,7 @@ void run_grid(Grid& grid) {
         make_cluster(grid, index);
         run_cluster(grid);
     }
-    grid.blocks.clear();  // here, while ThreadSanitizer is told to look away: kernels have read it
+    keep_ended(grid);  // here, while ThreadSanitizer is told to look away: kernels have read it
     slots[grid.slot] = false;
     std::erase(waiting, &grid);
     running = nullptr;

@@ -12,7 +12,8 @@ namespace infinilm::emulator {
 namespace {
 
 constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kGap = 64, kMaxBlocks = 64;
-constexpr size_t kStaticLimit = 48 * 1024, kFilled = kStaticLimit + 8 * 1024;  // room for variables and their gaps
+constexpr size_t kStaticLimit = 48 * 1024;
+constexpr size_t kBehind = 2048;  // what is checked behind the last variable
 uint8_t* windows_of[kMaxGrids];
 
 // The part of the window that is not given out, ends at `end`.
@@ -44,7 +45,7 @@ void create_windows(Grid& grid) {
         uint8_t* window = windows + i * kStride;
         unpoison(window, kStride);
         block.window_end = kFirstShared + block.dynamic_bytes;
-        memset(window, kCanary, std::min(block.window_end + kFilled, kStride));
+        memset(window, kCanary, std::min(block.window_end + kBehind, kStride));
         memset(window + kFirstShared, 0xff, block.dynamic_bytes);
         poison(window, kStride);
         unpoison(window + kFirstShared, block.dynamic_bytes);
@@ -69,8 +70,12 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
     const size_t first = block.dynamic_bytes > 0 ? align_up(block.static_bytes, 1024) : block.static_bytes;
     if (first + block.dynamic_bytes > limit)
         fail("shared-memory", "declared and dynamic shared memory exceed %zu bytes", limit);
-    unpoison(window + start, bytes);
-    memset(window + start, 0xff, bytes);
+    uint8_t *const variable = window + start, *const filled = window + block.window_end + kBehind;
+    unpoison(filled, bytes + start - block.window_end);
+    memset(filled, kCanary, bytes + start - block.window_end);
+    poison(filled, bytes + start - block.window_end);
+    unpoison(variable, bytes);
+    memset(variable, 0xff, bytes);
     block.window_end = start + bytes;
     block.shared.push_back({key, window + start, bytes});
     return window + start;
@@ -89,7 +94,7 @@ void check_windows(Grid& grid) {
             end = start + v.bytes;
             last = "a shared variable of " + std::to_string(v.bytes) + " bytes";
         }
-        check_gap(*block, window, end, std::min(end + 2048, kStride), last.c_str());
+        check_gap(*block, window, end, std::min(end + kBehind, kStride), last.c_str());
     }
 }
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <random>
@@ -43,6 +43,11 @@ struct Accumulators {
     unsigned count, outstanding;
 };
 
+struct Wgmma {
+    WgmmaRun run;
+    WgmmaPart part;
+};
+
 struct Thread {
     Where where{};
     Fiber fiber;
@@ -50,7 +55,9 @@ struct Thread {
     bool done = false;
     std::string (*describe)(const Thread&) = nullptr;  // what it waits for; null while it can run
     const void* waits_for = nullptr;
-    std::array<AsyncQueue, 2> queues;
+    AsyncQueue copies;
+    std::vector<Wgmma> wgmmas;      // that have not run
+    std::vector<size_t> committed;  // how many of them, by group
     std::vector<Accumulators> accumulators;
     bool wgmma_fenced = false;
     bool fenced = false;                // has executed __threadfence()
@@ -90,7 +97,7 @@ struct SharedVariable {
 
 struct Block {
     std::vector<Thread> threads;
-    std::vector<std::deque<Collective>> warps;
+    std::vector<std::list<Collective>> warps;
     std::vector<uint32_t> exited;  // the lanes, by warp
     std::array<Barrier, 16> barriers;
     std::vector<Barrier> warpgroups;
@@ -121,7 +128,7 @@ struct Grid {
     Order order = Order::fifo;
     bool eager = false;
     int compute_capability = 0;
-    std::mt19937 random;
+    std::minstd_rand random;                     // asked at every switch
     std::vector<std::unique_ptr<Block>> blocks;  // that run together: of a cluster, or all of a cooperative grid
     ClusterBarrier cluster_barrier;
     std::vector<Thread*> ready;

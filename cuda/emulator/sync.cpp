@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "state.h"
 
@@ -72,7 +73,8 @@ static Collective& find_collective(uint32_t mask, const char* what) {
     return *found;
 }
 
-const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory) {
+const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory,
+                         void (*join)(LaneData* all)) {
     Quiet quiet;
     Thread& thread = current();
     Block& block = *thread.block;
@@ -84,11 +86,12 @@ const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, 
         fail("warp-mask", "%s: mask %08x names lane %d, which has exited", what, mask, std::countr_zero(exited));
     Collective& c = find_collective(mask, what);
     c.what = what;
-    const LaneData* all = c.data[c.generation & 1];
-    c.data[c.generation & 1][lane] = mine;
+    LaneData* all = c.data[c.generation & 1];
+    all[lane] = mine;
     c.arrived |= 1u << lane;
     if (memory) release(&c);
     if (c.arrived == mask) {
+        if (join) join(all);
         c.arrived = 0;
         ++c.generation;
         wake(c.waiters);
@@ -135,19 +138,6 @@ void release_barriers(Block& block) {
     if (block.barriers[0].count == 0) complete(block, block.barriers[0]);
 }
 
-void warpgroup_sync(const char*) {
-    Quiet quiet;
-    Barrier& b = current_block().warpgroups[current().where.linear / 128];
-    release(&b);
-    if (++b.arrived == 128) {
-        b.arrived = 0;
-        wake(b.waiters);
-    } else {
-        block_on(b.waiters, &b, describe_warpgroup);
-    }
-    acquire(&b);
-}
-
 void cluster_sync() {
     Quiet quiet;
     require_compute_capability(90, "barrier.cluster");
@@ -166,26 +156,27 @@ void cluster_sync() {
 // ---- asynchronous work of a thread ----------------------------------------------------------------------------------
 
 static constexpr size_t kForgotten = 4096;  // 64 KiB that have run are taken out of a queue that is never empty
-static AsyncQueue& queue_of(Thread& thread, Queue queue) { return thread.queues[static_cast<size_t>(queue)]; }
 
-void async_push(Queue queue, void (*run)(const void* action), const void* action, size_t bytes) {
+static size_t pending(const AsyncQueue& q) { return q.ends.size() - q.finished; }
+
+void async_push(void (*run)(const void* copy), const void* copy, size_t bytes) {
     Quiet quiet;
     using Head = AsyncQueue::Head;
-    std::vector<Head>& actions = queue_of(current(), queue).actions;
+    std::vector<Head>& actions = current().copies.actions;
     if (actions.empty()) actions.reserve(32);  // one allocation instead of six, for each of many threads
     const size_t place = actions.size(), heads = (bytes + sizeof(Head) - 1) / sizeof(Head);
     actions.resize(place + 1 + heads);
     actions[place] = {run, heads};
-    memcpy(static_cast<void*>(&actions[place + 1]), action, bytes);
+    memcpy(static_cast<void*>(&actions[place + 1]), copy, bytes);
 }
-void async_commit(Queue queue) {
+void async_commit() {
     Quiet quiet;
-    AsyncQueue& q = queue_of(current(), queue);
+    AsyncQueue& q = current().copies;
     q.ends.push_back(q.actions.size());
 }
-void async_wait(Queue queue, unsigned keep) {
-    AsyncQueue& q = queue_of(current(), queue);
-    for (; async_pending(queue) > keep; ++q.finished)
+void async_wait(unsigned keep) {
+    AsyncQueue& q = current().copies;
+    for (; pending(q) > keep; ++q.finished)
         while (q.begin < q.ends[q.finished]) {
             const AsyncQueue::Head head = q.actions[q.begin];
             head.run(&q.actions[q.begin + 1]);
@@ -198,18 +189,15 @@ void async_wait(Queue queue, unsigned keep) {
     for (size_t& end : q.ends) end -= q.begin;
     q.begin = q.finished = 0;
 }
-unsigned async_pending(Queue queue) {
-    const AsyncQueue& q = queue_of(current(), queue);
-    return static_cast<unsigned>(q.ends.size() - q.finished);
-}
 
 void thread_exits(Thread& thread) {
     if (!thread.accumulators.empty()) fail("async-in-flight", "the thread exits with wgmma it has not waited for");
-    if (queue_of(thread, Queue::copy).actions.empty()) return;  // most threads never copy, and each would allocate
-    async_commit(Queue::copy);
-    async_wait(Queue::copy, 0);
+    if (thread.copies.actions.empty()) return;  // most threads never copy, and each would allocate
+    async_commit();
+    async_wait(0);
     Quiet quiet;
-    queue_of(thread, Queue::copy) = {};
+    thread.copies.actions.clear();
+    thread.copies.ends.clear();
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
@@ -219,28 +207,93 @@ void wgmma_fence() {
     current().wgmma_fenced = true;
 }
 
-float* wgmma_accumulators(float* d, unsigned count, bool accumulate) {
-    Quiet quiet;
-    Thread& thread = current();
-    if (!thread.wgmma_fenced) fail("wgmma-fence", "wgmma.mma_async before any wgmma.fence");
+static float* accumulators_of(Thread& thread, float* d, unsigned count, bool accumulates) {
     for (Accumulators& a : thread.accumulators)
         if (a.place == d) {
             ++a.outstanding;
             return a.sums.get();
         }
     Accumulators& a = thread.accumulators.emplace_back(Accumulators{d, std::make_unique<float[]>(count), count, 1});
-    if (accumulate) memcpy(a.sums.get(), d, count * sizeof(float));
+    if (accumulates) memcpy(a.sums.get(), d, count * sizeof(float));
     memset(static_cast<void*>(d), 0xff, count * sizeof(float));
     return a.sums.get();
 }
 
-void wgmma_finished(float* sums) {
-    Quiet quiet;
-    auto& list = current().accumulators;
-    auto a = std::find_if(list.begin(), list.end(), [=](const Accumulators& x) { return x.sums.get() == sums; });
+static void finish(Thread& thread, const WgmmaPart& part) {
+    auto& list = thread.accumulators;
+    auto a = std::find_if(list.begin(), list.end(), [&](const Accumulators& x) { return x.sums.get() == part.sums; });
     if (--a->outstanding > 0) return;
-    memcpy(a->place, sums, a->count * sizeof(float));
+    memcpy(a->place, part.sums, a->count * sizeof(float));
     list.erase(a);
+}
+
+// The first `count` wgmmas of a warpgroup. To ThreadSanitizer the caller reads the operands, with what all threads of
+// the warpgroup know, and they come to know that it has.
+static void run_wgmmas(Thread* threads, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+        const Wgmma& first = threads[0].wgmmas[i];
+        const WgmmaPart* parts[128];
+        for (unsigned t = 0; t < 128; ++t) {
+            const std::vector<Wgmma>& issued = threads[t].wgmmas;
+            if (issued.size() <= i || issued[i].run != first.run || issued[i].part.a != first.part.a ||
+                issued[i].part.b != first.part.b || issued[i].part.accumulates != first.part.accumulates)
+                fail("wgmma-divergence", "thread %u of the warpgroup has issued another wgmma than its first thread",
+                     t);
+            parts[t] = &issued[i].part;
+        }
+        {
+            Loud loud;
+            first.run(parts);
+        }
+        for (unsigned t = 0; t < 128; ++t) finish(threads[t], *parts[t]);
+    }
+    for (unsigned t = 0; t < 128; ++t)
+        threads[t].wgmmas.erase(threads[t].wgmmas.begin(), threads[t].wgmmas.begin() + static_cast<ptrdiff_t>(count));
+}
+
+// Waits for the other threads of the warpgroup, the last of which runs the first `count` wgmmas of all.
+static void meet_and_run(size_t count) {
+    Block& block = current_block();
+    const unsigned warpgroup = current().where.linear / 128;
+    Barrier& b = block.warpgroups[warpgroup];
+    release(&b);
+    if (++b.arrived == 128) {
+        acquire(&b);
+        run_wgmmas(&block.threads[128 * warpgroup], count);
+        release(&b);
+        b.arrived = 0;
+        wake(b.waiters);
+    } else {
+        block_on(b.waiters, &b, describe_warpgroup);
+        acquire(&b);
+    }
+}
+
+void wgmma_issue(WgmmaRun run, WgmmaPart part, float* d, unsigned count) {
+    Quiet quiet;
+    require_compute_capability(90, "wgmma.mma_async");
+    Thread& thread = current();
+    if (!thread.wgmma_fenced) fail("wgmma-fence", "wgmma.mma_async before any wgmma.fence");
+    part.sums = accumulators_of(thread, d, count, part.accumulates);
+    thread.wgmmas.push_back({run, part});
+    if (running->eager) meet_and_run(1);
+}
+
+void wgmma_commit() {
+    Quiet quiet;
+    Thread& thread = current();
+    const std::vector<size_t>& groups = thread.committed;
+    thread.committed.push_back(thread.wgmmas.size() - std::accumulate(groups.begin(), groups.end(), size_t{0}));
+}
+
+void wgmma_wait(unsigned keep) {
+    Quiet quiet;
+    std::vector<size_t>& groups = current().committed;
+    if (groups.size() <= keep) return;
+    const auto kept = groups.end() - static_cast<ptrdiff_t>(keep);
+    const size_t count = std::accumulate(groups.begin(), kept, size_t{0});
+    groups.erase(groups.begin(), kept);
+    meet_and_run(count);
 }
 
 // ---- mbarriers ------------------------------------------------------------------------------------------------------

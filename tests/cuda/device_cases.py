@@ -49,7 +49,7 @@ def assert_close(got: NDArray[Any], want: NDArray[Any], llm: LLM, amplified: flo
 
 
 def as_transformers(_: Gpu, name: str, dtype: str) -> None:
-    """The logits of transformers; in float32 its greedy tokens, too."""
+    """The logits of transformers; in float32 its first five greedy tokens, too."""
     expected = expected_of(name)
     prompt = expected["input_ids"].tolist()
     with open_llm(golden(name), dtype=dtype, max_model_len=int(expected["max_model_len"])) as llm:
@@ -59,7 +59,7 @@ def as_transformers(_: Gpu, name: str, dtype: str) -> None:
         if dtype == "float32":
             error = np.abs(logits - expected["logits"]).max() / np.abs(expected["logits"]).max()
             assert error <= 2e-5, f"an error of {error:.2e} of the largest logit, expected at most 2e-5"
-            greedy = expected["greedy_ids"].tolist()
+            greedy = expected["greedy_ids"][:5].tolist()
             output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
             assert list(output[0].outputs[0].token_ids) == greedy
 
@@ -363,7 +363,7 @@ def mtp_heads(_: Gpu, name: str, folder: str, dtype: str) -> None:
         mtp["model"] = make_assistant(Path(folder), "gemma4-a4b", hidden_size=32, intermediate_size=32)
     else:
         path = make_right_head(Path(folder)) if name == "right" else make_with_head(Path(folder) / name, name)
-    sampling: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "use_tqdm": False, "seed": 1, "logprobs": 2}
+    sampling: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "use_tqdm": False, "seed": 1, "logprobs": 2}
     chosen: dict[str, Any] = {"dtype": dtype, "max_model_len": 96}
     with open_llm(path, **chosen) as plain, open_llm(path, **chosen, speculation=mtp) as llm:
         for temperature in (0, 0.8):
@@ -379,7 +379,7 @@ def mtp_heads(_: Gpu, name: str, folder: str, dtype: str) -> None:
 def draft_model(_: Gpu, name: str, folder: str, dtype: str) -> None:
     """A model that drafts for itself, on the same device."""
     path = make_model(name, Path(folder))
-    sampling: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "use_tqdm": False, "temperature": 0}
+    sampling: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "use_tqdm": False, "temperature": 0}
     itself = {"model": path, "adaptive": False}
     with open_llm(path, dtype=dtype) as plain, open_llm(path, dtype=dtype, speculation=itself) as llm:
         alone = told(plain.generate(prompts(131, 40, 5), **sampling))

@@ -80,6 +80,7 @@ FINDINGS: dict[str, Finding] = {
         "[mbarrier]",
         RACE,
     ),
+    "another operand in one warp": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 8}, "[wgmma-divergence]", None),
     "accumulators read before the wait": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 6}, WRONG, None),
 }
 SOURCES = {"gemm": "gemm.cu", "hopper_gemm": "hopper.cu", "dependent_launches": "hopper.cu"}

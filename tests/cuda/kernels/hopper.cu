@@ -14,7 +14,8 @@ enum Bug {
     kMissingInitBarrier,
     kNoDependencyWait,
     kReadTooEarly,
-    kOneThreadWaits
+    kOneThreadWaits,
+    kOtherOperand
 };
 
 // An operand in shared memory: the bytes as they shall lie there, and the descriptor that says how.
@@ -101,7 +102,8 @@ __global__ void __launch_bounds__(160)
         wgmma_fence();
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk)  // descriptors count in 16 bytes
-            Wgmma<32, bf16>::multiply(sums, da + kk * 2, db + kk * 2, step + kk > 0);
+            Wgmma<32, bf16>::multiply(sums, da + kk * 2, db + (kBug == kOtherOperand && warp_id() == 1 ? 0 : kk * 2),
+                                      step + kk > 0);
         wgmma_commit();
         if (kBug == kEarlyRelease) {
             if (threadIdx.x == 0) mbarrier_arrive(empty + s);
@@ -223,6 +225,7 @@ int gemm(const void* a, const void* b, float* c, int m, int n, int k, int bug) {
         case kWrongCount: return run_gemm<kWrongCount>(a, b, c, m, n, k);
         case kMissingInitBarrier: return run_gemm<kMissingInitBarrier>(a, b, c, m, n, k);
         case kReadTooEarly: return run_gemm<kReadTooEarly>(a, b, c, m, n, k);
+        case kOtherOperand: return run_gemm<kOtherOperand>(a, b, c, m, n, k);
         default: return run_gemm<kNone>(a, b, c, m, n, k);
     }
 }
