@@ -75,8 +75,7 @@ void add_token_sequences(Batch& batch, int top_k, int run_keys) {
     for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
         for (int32_t token = begin[s]; token < begin[s + 1]; ++token) {
             const int32_t sees = lens[s] - (begin[s + 1] - 1 - token);
-            batch.token_lens.as<int32_t>()[token] =
-                sees <= top_k ? sees : top_k - run_keys + (sees - 1) % run_keys + 1;
+            batch.token_lens.as<int32_t>()[token] = sees <= top_k ? sees : top_k - run_keys + (sees - 1) % run_keys + 1;
         }
 }
 
@@ -223,8 +222,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
                                        .window_lens = batch.window_lens.as<const int32_t>(),
                                        .two_way_seqs = batch.two_way_seqs.as<const int32_t>(),
                                        .of_tokens = &of_tokens};
-        AttentionWork work = list_attention_work(of_seqs, cache.attention_layers(), queue->num_sms(),
-                                                 cache.workspace().bytes());
+        AttentionWork work =
+            list_attention_work(of_seqs, cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
         Tensor* const fields[] = {
             &staged.input_ids,    &staged.positions,       &staged.slot_mapping, &staged.cu_seqlens_q,

@@ -130,9 +130,9 @@ private:
     KvCacheSpec spec_;
     std::vector<CacheSpec> layers_;  // see ModelSpec::caches
     std::vector<AttentionLayer> attention_layers_;
-    std::vector<Place> places_;   // of each of layers_, of which those of other stages are empty
-    std::vector<int> owners_;     // layers that have rows or a state of their own here, in order
-    std::vector<int> groups_;     // of each of layers_
+    std::vector<Place> places_;  // of each of layers_, of which those of other stages are empty
+    std::vector<int> owners_;    // layers that have rows or a state of their own here, in order
+    std::vector<int> groups_;    // of each of layers_
     int top_k_ = 0, run_keys_ = 1;
     Tensor k_, v_, index_keys_;                  // the layers one behind the other; k_ also has latents
     Tensor k_scales_, v_scales_, index_scales_;  // the same

@@ -276,8 +276,9 @@ struct AttentionParams {
 // runs, those that hold the largest scores. The last_runs at the end are always among them, so that how many keys a
 // token reads depends on no score: all runs but the last, which is its own, are whole.
 struct ChooseKeysParams {
-    TensorView q;         // [num_tokens, num_heads, head_dim] activation; tokens may be strided
-    TensorView weights;   // [num_tokens, num_heads] float32; rows may be strided. Absent: q . k of one head counts as it is
+    TensorView q;  // [num_tokens, num_heads, head_dim] activation; tokens may be strided
+    TensorView
+        weights;  // [num_tokens, num_heads] float32; rows may be strided. Absent: q . k of one head counts as it is
     TensorView k_cache;   // [num_blocks, 1, block_size, head_dim]
     TensorView k_scales;  // [num_blocks, 1, block_size] float32: of the rows of an int8 or fp8 cache; or absent
     TensorView block_table, cu_seqlens_q, context_lens;  // see AttentionParams

@@ -372,8 +372,8 @@ void choose_keys(Backend& backend, const ChooseKeysParams& p) {
     check.tensor("slots", p.slots, {"num_tokens", "top_k"}, DType::int32);
     check.contiguous("slots", p.slots);
     check.require(check["top_k"] > 0, "slots: expected at least one key of a token");
-    check.require(p.run_keys > 0 && check["top_k"] % p.run_keys == 0, "run_keys: expected a divisor of top_k, which is ",
-                  check["top_k"], ", got ", p.run_keys);
+    check.require(p.run_keys > 0 && check["top_k"] % p.run_keys == 0,
+                  "run_keys: expected a divisor of top_k, which is ", check["top_k"], ", got ", p.run_keys);
     check.require(p.last_runs >= (p.run_keys > 1 ? 1 : 0) && p.last_runs <= check["top_k"] / p.run_keys,
                   "last_runs: expected ", p.run_keys > 1 ? 1 : 0, " to ", check["top_k"] / p.run_keys, ", got ",
                   p.last_runs);

@@ -9,7 +9,8 @@ void IndexerSpec::check_of_latents(int q_rank, int rope_dim) const {
                  "an indexer needs a latent of queries, heads of at least ", rope_dim,
                  " elements, which RoPE turns, and keys to choose; got a latent of ", q_rank, ", ", num_heads,
                  " heads of ", head_dim, " and ", top_k, " keys");
-    require_spec(!by_head && run_keys == 1 && last_runs == 0, "an indexer of latents chooses single keys for all heads");
+    require_spec(!by_head && run_keys == 1 && last_runs == 0,
+                 "an indexer of latents chooses single keys for all heads");
 }
 
 void IndexerSpec::check_by_head(int num_kv_heads) const {
@@ -56,11 +57,11 @@ void Indexer::declare(ParamTable& table, const std::string& at, int64_t hidden_s
 void Indexer::declare_by_head(ParamTable& table, const std::string& at, int64_t hidden_size, int64_t num_heads,
                               const Cut& q_rows) {
     const std::string own = at + "indexer.";
-    table.linear(qk_proj_, {.name = own + "qk_proj",
-                            .in_features = hidden_size,
-                            .parts = {{own + "q_proj", num_heads * spec_.head_dim, q_rows},
-                                      {own + "k_proj", spec_.head_dim}},
-                            .timed = "indexer"});
+    table.linear(qk_proj_,
+                 {.name = own + "qk_proj",
+                  .in_features = hidden_size,
+                  .parts = {{own + "q_proj", num_heads * spec_.head_dim, q_rows}, {own + "k_proj", spec_.head_dim}},
+                  .timed = "indexer"});
     table.norm(q_norm_, own + "q_norm", spec_.head_dim);
     table.norm(k_norm_, own + "k_norm", spec_.head_dim);
 }
@@ -138,20 +139,20 @@ TensorView Indexer::choose(const Step<Tap>& s, int head) const {
     if (spec_.shared) return slots;
     const int group = s.cache.group(s.layer);
     const int64_t head_dim = spec_.head_dim;
-    ops::choose_keys(s.backend, {.q = of_heads(s.view(qk_), spec_.heads_at_once(), head_dim, head * head_dim, head_dim),
-                                 .weights = spec_.by_head ? TensorView()
-                                                          : s.view(weights_).slice(1, 0, spec_.num_heads),
-                                 .k_cache = s.cache.index_keys(s.layer),
-                                 .k_scales = s.cache.index_scales(s.layer),
-                                 .block_table = s.batch.block_table.select(0, group),
-                                 .cu_seqlens_q = s.batch.cu_seqlens_q,
-                                 .context_lens = s.batch.lens_of(group),
-                                 .slots = slots,
-                                 .scores = s.cache.index_scores(),
-                                 .run_keys = spec_.run_keys,
-                                 .last_runs = spec_.last_runs,
-                                 .slot_heads = spec_.by_head ? spec_.num_heads : 1,
-                                 .slot_head = head});
+    ops::choose_keys(s.backend,
+                     {.q = of_heads(s.view(qk_), spec_.heads_at_once(), head_dim, head * head_dim, head_dim),
+                      .weights = spec_.by_head ? TensorView() : s.view(weights_).slice(1, 0, spec_.num_heads),
+                      .k_cache = s.cache.index_keys(s.layer),
+                      .k_scales = s.cache.index_scales(s.layer),
+                      .block_table = s.batch.block_table.select(0, group),
+                      .cu_seqlens_q = s.batch.cu_seqlens_q,
+                      .context_lens = s.batch.lens_of(group),
+                      .slots = slots,
+                      .scores = s.cache.index_scores(),
+                      .run_keys = spec_.run_keys,
+                      .last_runs = spec_.last_runs,
+                      .slot_heads = spec_.by_head ? spec_.num_heads : 1,
+                      .slot_head = head});
     return slots;
 }
 

@@ -81,8 +81,7 @@ struct CacheSpec {
         f("head_dim", &CacheSpec::head_dim, "Elements of a key.");
         f("value_dim", &CacheSpec::value_dim,
           "Elements of a value, which is the end of a latent, or the beginning of a row as long as a key.");
-        f("index_dim", &CacheSpec::index_dim,
-          "Elements of what keys are chosen by; 0: there is none.");
+        f("index_dim", &CacheSpec::index_dim, "Elements of what keys are chosen by; 0: there is none.");
         f("top_k", &CacheSpec::top_k, "Tokens that a token reads, chosen among those that it sees; 0: all.");
         f("run_keys", &CacheSpec::run_keys, "Neighbouring tokens that are chosen together.");
         f("sliding_window", &CacheSpec::sliding_window, "Tokens that a token sees; 0: all.");
