@@ -347,6 +347,8 @@ def _mixers(
     out_bias = config.attention_bias if isinstance(family.out_bias, str) else family.out_bias
     latent, qk_norm = latent_spec(config, config.rope_parameters), _qk_norm(family, config)
     indexer, indexers = indexer_spec(config), indexer_kinds(config)
+    if indexer is not None and indexer.by_head:
+        indexer.norm_eps = float(config.rms_norm_eps)
     before, behind, of_keys = (
         multipliers(key, [getattr(config, key)], 1)[0]
         for key in ("attention_in_multiplier", "attention_out_multiplier", "key_multiplier")

@@ -77,7 +77,6 @@ def indexer_spec(config: IndexerConfig) -> IndexerSpec | None:
         num_heads=num_heads,
         head_dim=head_dim,
         top_k=blocks * size,
-        norm_eps=float(config.rms_norm_eps),
         by_head=True,
         run_keys=size,
         last_runs=last,
