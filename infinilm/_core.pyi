@@ -163,7 +163,7 @@ class Backend:
 
     def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False, position_bias: Tensor | None = None, two_way_seqs: Tensor | None = None) -> None: ...
 
-    def choose_keys(self, q: Tensor, weights: Tensor, k_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, slots: Tensor, k_scales: Tensor | None = None) -> None: ...
+    def choose_keys(self, q: Tensor, weights: Tensor | None, k_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, slots: Tensor, k_scales: Tensor | None = None, run_keys: int = 1, last_runs: int = 0, slot_heads: int = 1, slot_head: int = 0) -> None: ...
 
     def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2, tolerance: float = 0.0) -> None: ...
 
@@ -212,10 +212,71 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
     What penalties [3] and tokens [num_changes, 3], as Batch has them for each row, change in logits [vocab_size], in place.
     """
 
+class IndexerSpec:
+    """An indexer, by which a token chooses the keys that it reads."""
+
+    def __init__(self, num_heads: int = 0, head_dim: int = 0, top_k: int = 0, shared: bool = False, norm_eps: float = 0.0, by_head: bool = False, run_keys: int = 1, last_runs: int = 0) -> None: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @num_heads.setter
+    def num_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @head_dim.setter
+    def head_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def top_k(self) -> int:
+        """Keys that a token reads."""
+
+    @top_k.setter
+    def top_k(self, arg: int, /) -> None: ...
+
+    @property
+    def shared(self) -> bool:
+        """A token reads the keys that it chose in the layer before."""
+
+    @shared.setter
+    def shared(self, arg: bool, /) -> None: ...
+
+    @property
+    def norm_eps(self) -> float:
+        """Epsilon in the norms of keys and of queries."""
+
+    @norm_eps.setter
+    def norm_eps(self, arg: float, /) -> None: ...
+
+    @property
+    def by_head(self) -> bool:
+        """Each head chooses for one head of keys, by its own scores."""
+
+    @by_head.setter
+    def by_head(self, arg: bool, /) -> None: ...
+
+    @property
+    def run_keys(self) -> int:
+        """Neighbouring keys that are chosen together."""
+
+    @run_keys.setter
+    def run_keys(self, arg: int, /) -> None: ...
+
+    @property
+    def last_runs(self) -> int:
+        """Runs at the end of what a token sees that it always reads."""
+
+    @last_runs.setter
+    def last_runs(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, clip_qkv: float = 0.0, sinks: bool = False, output_gate: bool = False, gate_by_head: bool = False, softplus_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, v_head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, clip_qkv: float = 0.0, sinks: bool = False, output_gate: bool = False, gate_by_head: bool = False, softplus_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True, indexer: IndexerSpec | None = None) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -381,45 +442,12 @@ class AttentionSpec:
     @spans.setter
     def spans(self, arg: bool, /) -> None: ...
 
-    def __repr__(self) -> str: ...
-
-class IndexerSpec:
-    """An indexer, by which a token chooses the keys that it reads."""
-
-    def __init__(self, num_heads: int = 0, head_dim: int = 0, top_k: int = 0, shared: bool = False, norm_eps: float = 0.0) -> None: ...
-
     @property
-    def num_heads(self) -> int: ...
+    def indexer(self) -> IndexerSpec | None:
+        """By which each token chooses what it reads; None: it reads all."""
 
-    @num_heads.setter
-    def num_heads(self, arg: int, /) -> None: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @head_dim.setter
-    def head_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def top_k(self) -> int:
-        """Keys that a token reads."""
-
-    @top_k.setter
-    def top_k(self, arg: int, /) -> None: ...
-
-    @property
-    def shared(self) -> bool:
-        """A token reads the keys that it chose in the layer before."""
-
-    @shared.setter
-    def shared(self, arg: bool, /) -> None: ...
-
-    @property
-    def norm_eps(self) -> float:
-        """Epsilon in the LayerNorm of keys."""
-
-    @norm_eps.setter
-    def norm_eps(self, arg: float, /) -> None: ...
+    @indexer.setter
+    def indexer(self, value: IndexerSpec | None) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1366,7 +1394,7 @@ class RopeSpec:
 class CacheSpec:
     """What a layer keeps of the tokens before, and how its heads read it."""
 
-    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, index_dim: int = 0, top_k: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, spans: bool = True, owner: int = -1, states: Sequence[Sequence[int]] = ..., log_columns: int = 0) -> None: ...
+    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, index_dim: int = 0, top_k: int = 0, run_keys: int = 1, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, spans: bool = True, owner: int = -1, states: Sequence[Sequence[int]] = ..., log_columns: int = 0) -> None: ...
 
     @property
     def kind(self) -> str: ...
@@ -1405,9 +1433,7 @@ class CacheSpec:
 
     @property
     def index_dim(self) -> int:
-        """
-        Elements of what keys are chosen by, beside a latent; 0: there is none.
-        """
+        """Elements of what keys are chosen by; 0: there is none."""
 
     @index_dim.setter
     def index_dim(self, arg: int, /) -> None: ...
@@ -1418,6 +1444,13 @@ class CacheSpec:
 
     @top_k.setter
     def top_k(self, arg: int, /) -> None: ...
+
+    @property
+    def run_keys(self) -> int:
+        """Neighbouring tokens that are chosen together."""
+
+    @run_keys.setter
+    def run_keys(self, arg: int, /) -> None: ...
 
     @property
     def sliding_window(self) -> int:

@@ -1,8 +1,9 @@
 // The keys that each token reads of those that it sees (ChooseKeysParams): small heads score them, and the top_k best
-// are chosen, of equals the earlier ones.
+// are chosen, of equals the earlier ones; or the best runs of keys.
 //
 // A block takes a token at a time; a token's scores are a row of scratch in device memory. Scores: a warp has a key, a
-// lane some heads; queries lie in shared memory as [head_dim][heads], so that lanes read neighbours. Then the top_k-th
+// lane some heads, or where there is one head, each thread has a key; queries lie in shared memory as
+// [head_dim][heads], so that lanes read neighbours. Scores of runs replace those of their keys. Then the top_k-th
 // largest is found digit by digit, 8 bits each, in a histogram in shared memory, and a pass over the keys in their
 // order writes the chosen ones. Every sum has one order, so a choice depends on the token and its own keys alone. Reads
 // num_keys * (head_dim * sizeof(T) + 6 * 4) bytes a token and multiplies num_keys * num_heads * head_dim times, without
@@ -52,9 +53,12 @@ __global__ void __launch_bounds__(kChooseThreads, 4) choose_keys_kernel(ChooseKe
         const int num_keys = p.context_lens[seq] - (p.cu_seqlens_q[seq + 1] - 1 - token);
         const int32_t* const blocks = p.block_table + seq * p.block_table_stride;
         const auto slot_of = [&](int key) { return blocks[key / p.block_size] * p.block_size + key % p.block_size; };
+        const auto written_slot = [&](int key) {  // in the cache that attention reads
+            return (blocks[key / p.block_size] * p.slot_heads + p.slot_head) * p.block_size + key % p.block_size;
+        };
         int32_t* const out = p.slots + static_cast<int64_t>(token) * p.top_k;
         if (num_keys <= p.top_k) {
-            for (int key = thread; key < num_keys; key += kChooseThreads) out[key] = slot_of(key);
+            for (int key = thread; key < num_keys; key += kChooseThreads) out[key] = written_slot(key);
             continue;
         }
 
@@ -64,23 +68,47 @@ __global__ void __launch_bounds__(kChooseThreads, 4) choose_keys_kernel(ChooseKe
             queries[i % p.head_dim * p.num_heads + i / p.head_dim] = to_float(q[i]);
         if (thread == 0) found[0] = 0, found[1] = static_cast<uint32_t>(p.top_k);
         __syncthreads();
-        const float* const weights = p.weights + token * p.weights_stride;
-        for (int key = warp; key < num_keys; key += kChooseWarps) {
-            const CacheRow<T, E> row(p.k_cache, p.k_scales, p.cache_type, slot_of(key), p.head_dim);
-            float sum = 0.0f;
-            for (int head = lane; head < p.num_heads; head += 32) {
-                float score = 0.0f;
+        const auto score_of = [&](const CacheRow<T, E>& row, int head) {
+            float score = 0.0f;
 #pragma unroll 1  // more rows at once of float32 spill registers
-                for (int d = 0; d < p.head_dim; d += 8) {
-                    float k[8];
-                    row.load8(d, k);
+            for (int d = 0; d < p.head_dim; d += 8) {
+                float k[8];
+                row.load8(d, k);
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) score = __fmaf_rn(queries[(d + j) * p.num_heads + head], k[j], score);
-                }
-                sum = __fmaf_rn(weights[head], fmaxf(score, 0.0f), sum);
+                for (int j = 0; j < 8; ++j) score = __fmaf_rn(queries[(d + j) * p.num_heads + head], k[j], score);
             }
+            return score;
+        };
+        const bool weighted = p.weights != nullptr;
+        for (int key = weighted ? warp : thread; key < num_keys; key += weighted ? kChooseWarps : kChooseThreads) {
+            const CacheRow<T, E> row(p.k_cache, p.k_scales, p.cache_type, slot_of(key), p.head_dim);
+            if (!weighted) {
+                scores[key] = score_of(row, 0);
+                continue;
+            }
+            const float* const weights = p.weights + token * p.weights_stride;
+            float sum = 0.0f;
+            for (int head = lane; head < p.num_heads; head += 32)
+                sum = __fmaf_rn(weights[head], fmaxf(score_of(row, head), 0.0f), sum);
             sum = warp_sum(sum);
             if (lane == 0) scores[key] = sum;
+        }
+        __syncthreads();
+
+        // The score of a run replaces that of a key that is no later, which the threads have read by then.
+        const int num_runs = (num_keys + p.run_keys - 1) / p.run_keys;
+        for (int first = 0; p.last_runs > 0 && first < num_runs; first += kChooseThreads) {
+            const int run = first + thread;
+            float best = 0.0f;
+            if (run < num_runs) {
+                const int begin = run * p.run_keys, end = min(begin + p.run_keys, num_keys);
+                best = scores[begin];
+                for (int key = begin + 1; key < end; ++key)
+                    if (order_of(scores[key]) > order_of(best)) best = scores[key];
+                if (run >= num_runs - p.last_runs) best = bits_to_float(0x7f800000u);
+            }
+            __syncthreads();
+            if (run < num_runs) scores[run] = best;
         }
         __syncthreads();
 
@@ -88,8 +116,8 @@ __global__ void __launch_bounds__(kChooseThreads, 4) choose_keys_kernel(ChooseKe
             bins[thread] = 0;
             __syncthreads();
             const uint32_t known = shift == 24 ? 0 : ~0u << (shift + 8), prefix = found[0];
-            for (int key = thread; key < num_keys; key += kChooseThreads) {
-                const uint32_t order = order_of(scores[key]);
+            for (int run = thread; run < num_runs; run += kChooseThreads) {
+                const uint32_t order = order_of(scores[run]);
                 if (((order ^ prefix) & known) == 0) atomicAdd(&bins[order >> shift & (kBins - 1)], 1);
             }
             __syncthreads();
@@ -104,11 +132,11 @@ __global__ void __launch_bounds__(kChooseThreads, 4) choose_keys_kernel(ChooseKe
 
         const uint32_t threshold = found[0];
         const int most_equal = static_cast<int>(found[1]);
-        int num_better = 0, num_equal = 0;  // of the keys before
-        for (int first = 0; first < num_keys; first += kChooseThreads) {
-            const int key = first + thread;
-            const uint32_t order = key < num_keys ? order_of(scores[key]) : 0;
-            const bool better = key < num_keys && order > threshold, equal = key < num_keys && order == threshold;
+        int num_better = 0, num_equal = 0;  // of the runs before
+        for (int first = 0; first < num_runs; first += kChooseThreads) {
+            const int run = first + thread;
+            const uint32_t order = run < num_runs ? order_of(scores[run]) : 0;
+            const bool better = run < num_runs && order > threshold, equal = run < num_runs && order == threshold;
             const unsigned all_better = __ballot_sync(0xffffffffu, better),
                            all_equal = __ballot_sync(0xffffffffu, equal);
             if (lane == 0) {
@@ -124,8 +152,11 @@ __global__ void __launch_bounds__(kChooseThreads, 4) choose_keys_kernel(ChooseKe
                 num_better += of_warp[0][i];
                 num_equal += of_warp[1][i];
             }
-            if (better || (equal && own_equal < most_equal))
-                out[own_better + (own_equal < most_equal ? own_equal : most_equal)] = slot_of(key);
+            if (better || (equal && own_equal < most_equal)) {
+                int32_t* const to = out + (own_better + min(own_equal, most_equal)) * p.run_keys;
+                const int begin = run * p.run_keys, count = min(p.run_keys, num_keys - begin);
+                for (int i = 0; i < count; ++i) to[i] = written_slot(begin + i);
+            }
             __syncthreads();
         }
     }

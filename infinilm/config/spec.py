@@ -34,7 +34,7 @@ from infinilm.config.fields import ModelFields
 from infinilm.config.sublayers.altup import altup_spec, gate_deviations, laurel_spec
 from infinilm.config.sublayers.delta import delta_spec, state_layers
 from infinilm.config.sublayers.experts import activation_limits, experts_spec
-from infinilm.config.sublayers.indexer import indexer_spec, shares_choice
+from infinilm.config.sublayers.indexer import indexer_kinds, indexer_spec
 from infinilm.config.sublayers.latent import latent_spec, query_dim
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
@@ -346,7 +346,9 @@ def _mixers(
     qkv_bias = _decided(family, "attention_bias", family.qkv_bias, config)
     out_bias = config.attention_bias if isinstance(family.out_bias, str) else family.out_bias
     latent, qk_norm = latent_spec(config, config.rope_parameters), _qk_norm(family, config)
-    indexer, shared = indexer_spec(config), shares_choice(config)
+    indexer, indexers = indexer_spec(config), indexer_kinds(config)
+    if indexer is not None and indexer.by_head:
+        indexer.norm_eps = float(config.rms_norm_eps)
     before, behind, of_keys = (
         multipliers(key, [getattr(config, key)], 1)[0]
         for key in ("attention_in_multiplier", "attention_out_multiplier", "key_multiplier")
@@ -377,7 +379,7 @@ def _mixers(
             latent.rope, latent.latent_bias, latent.out_bias = ropes.of_layer[layer], qkv_bias, out_bias
             latent.q_scale = ropes.of_queries[layer]
             if indexer is not None:
-                indexer.shared = shared[layer] and not is_head
+                indexer.shared = indexers[layer] == "shared" and not is_head
                 latent.indexer = indexer
             return latent, None
         return attention(layer), None
@@ -402,6 +404,7 @@ def _mixers(
             qk_norm=qk_norm,
             two_way=config.is_encoder,
             spans=shape.window > 0 or not family.spans_in_windows,
+            indexer=indexer if indexers[layer] == "full" else None,
             out_multiplier=before * behind,
             **family.attention,
             **gate,

@@ -71,7 +71,7 @@ SITES: tuple[Site, ...] = (
     Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV),
     Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
     Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
-    # An indexer chooses the keys that latent attention reads: its queries and keys behind RoPE, and the weights with
+    # An indexer chooses the keys that attention reads: its queries and keys behind RoPE, and the weights with
     # which the scores of its heads are added up.
     Site("index_q", ("self_attn.index_q", "attn.index_q"), "[num_tokens, index_n_heads, index_head_dim]"),
     Site("index_k", ("self_attn.index_k", "attn.index_k"), "[num_tokens, 1, index_head_dim]"),

@@ -63,7 +63,7 @@ struct AttentionArgs {
 // See ChooseKeysParams in ops/backend.h.
 struct ChooseKeysArgs {
     const void* q;                // [num_tokens, num_heads, head_dim] T, tokens q_stride elements apart
-    const float* weights;         // [num_tokens, num_heads], rows weights_stride apart
+    const float* weights;         // [num_tokens, num_heads], rows weights_stride apart; or null: of one head
     const void* k_cache;          // [num_blocks, block_size, head_dim] of cache_type
     const int32_t* block_table;   // [num_seqs, ..], rows block_table_stride apart
     const int32_t* cu_seqlens_q;  // [num_seqs + 1]
@@ -72,6 +72,7 @@ struct ChooseKeysArgs {
     float* scores;                // scratch [num_score_rows, scores_stride]
     int64_t q_stride, weights_stride, block_table_stride, scores_stride;
     int num_tokens, num_seqs, num_heads, head_dim, block_size, top_k, num_score_rows;
+    int run_keys, last_runs, slot_heads, slot_head;
     Element type;
     const float* k_scales;  // [num_blocks, block_size] where rows have scales, or null
     Element cache_type;

@@ -230,8 +230,8 @@ nb::class_<Spec> bind_fields(nb::module_& m, const char* name, const char* doc) 
 }  // namespace
 
 void bind_spec(nb::module_& m) {
-    bind_fields<AttentionSpec>(m, "AttentionSpec", "Attention over the keys and values of each head.");
     bind_fields<IndexerSpec>(m, "IndexerSpec", "An indexer, by which a token chooses the keys that it reads.");
+    bind_fields<AttentionSpec>(m, "AttentionSpec", "Attention over the keys and values of each head.");
     bind_fields<LatentSpec>(m, "LatentSpec", "Attention whose keys and values are made of a latent of each token.")
         .def_prop_ro("query_dim", &LatentSpec::query_dim, "A head of a query.")
         .def_prop_ro("row_dim", &LatentSpec::row_dim, "What the cache has of a token.");

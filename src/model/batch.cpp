@@ -64,8 +64,8 @@ Tensor on_each_axis(const Tensor& positions, const ModelSpec& spec) {
     return all;
 }
 
-// Sets token_starts and token_lens. top_k: see CacheSpec.
-void add_token_sequences(Batch& batch, int top_k) {
+// Sets token_starts and token_lens. A token that chooses reads top_k keys, the last run of which may not be whole.
+void add_token_sequences(Batch& batch, int top_k, int run_keys) {
     const int32_t num_tokens = static_cast<int32_t>(batch.input_ids.shape(0));
     batch.token_starts = allocate_host(DType::int32, {num_tokens + 1});
     batch.token_lens = allocate_host(DType::int32, {num_tokens});
@@ -73,8 +73,10 @@ void add_token_sequences(Batch& batch, int top_k) {
     std::iota(starts.begin(), starts.end(), 0);
     const auto *begin = batch.cu_seqlens_q.as<const int32_t>(), *lens = batch.context_lens.as<const int32_t>();
     for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
-        for (int32_t token = begin[s]; token < begin[s + 1]; ++token)
-            batch.token_lens.as<int32_t>()[token] = std::min(lens[s] - (begin[s + 1] - 1 - token), top_k);
+        for (int32_t token = begin[s]; token < begin[s + 1]; ++token) {
+            const int32_t sees = lens[s] - (begin[s + 1] - 1 - token);
+            batch.token_lens.as<int32_t>()[token] = sees <= top_k ? sees : top_k - run_keys + (sees - 1) % run_keys + 1;
+        }
 }
 
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
@@ -202,7 +204,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
     if (spec.num_axes() > 0 && !staged.rope_positions) staged.rope_positions = on_each_axis(batch.positions, spec);
     if (batch.given) stage_given(backend.activation_dtype(), spec, staged);
     if (spec.embedding_sum) staged.sum_rows = sum_rows(*spec.embedding_sum, batch.positions, batch.token_types);
-    if (cache.top_k() > 0) add_token_sequences(staged, cache.top_k());
+    if (cache.top_k() > 0) add_token_sequences(staged, cache.top_k(), cache.run_keys());
     UpdateStepParams update{.previous_ids = staged.previous_ids, .rows = {}, .ids = {}, .table = {}, .entries = {}};
     DeviceQueue* const queue = backend.queue();
     if (queue) {
@@ -211,16 +213,17 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         const int64_t num_groups = batch.block_table.shape(0), num_seqs = batch.block_table.shape(1);
         table.reserve(backend, num_groups, num_seqs, std::max(batch.block_table.shape(2), most_columns));
         const std::vector<int32_t> entries = table.list(batch.block_table, batch.table_spans);
+        const AttentionLengths of_tokens{.num_seqs = batch.input_ids.shape(0),
+                                         .cu_seqlens_q = staged.token_starts.as<const int32_t>(),
+                                         .context_lens = staged.token_lens.as<const int32_t>()};
         const AttentionLengths of_seqs{.num_seqs = batch.context_lens.shape(0),
                                        .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
                                        .context_lens = batch.context_lens.as<const int32_t>(),
                                        .window_lens = batch.window_lens.as<const int32_t>(),
-                                       .two_way_seqs = batch.two_way_seqs.as<const int32_t>()};
-        const AttentionLengths of_tokens{.num_seqs = batch.input_ids.shape(0),
-                                         .cu_seqlens_q = staged.token_starts.as<const int32_t>(),
-                                         .context_lens = staged.token_lens.as<const int32_t>()};
-        AttentionWork work = list_attention_work(cache.top_k() > 0 ? of_tokens : of_seqs, cache.attention_layers(),
-                                                 queue->num_sms(), cache.workspace().bytes());
+                                       .two_way_seqs = batch.two_way_seqs.as<const int32_t>(),
+                                       .of_tokens = &of_tokens};
+        AttentionWork work =
+            list_attention_work(of_seqs, cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
         Tensor* const fields[] = {
             &staged.input_ids,    &staged.positions,       &staged.slot_mapping, &staged.cu_seqlens_q,

@@ -63,12 +63,13 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     static_cast<void>(TensorView(nullptr, DType::uint8, all));
     for (const CacheSpec& layer : layers_) {
         groups_.push_back(spec.group_of(layer));
-        const AttentionLayer reads{layer.sliding_window, heads_of(layer), layer.chunked, layer.two_way, layer.spans};
+        const AttentionLayer reads = attention_layer(layer);
+        if (reads.chosen) top_k_ = layer.top_k, run_keys_ = layer.run_keys;
         const bool needs_list = layer.has_rows() && model.dtype != DType::float32;
         if (needs_list && std::ranges::find(attention_layers_, reads) == attention_layers_.end())
             attention_layers_.push_back(reads);
     }
-    Before first, second;
+    Before first, second, index;
     std::vector<int64_t> states;  // elements of a sequence, of each tensor of a state
     int64_t log_columns = 0;
     places_.resize(layers_.size());
@@ -86,17 +87,26 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         }
         owners_.push_back(layer);
         const int64_t num_blocks = spec.blocks_of(group(layer));
-        here = {num_blocks, cache.num_kv_heads, cache.first_dim(), cache.second_dim(), first, second,
-                states,     log_columns};
+        here = {.num_blocks = num_blocks,
+                .num_kv_heads = cache.num_kv_heads,
+                .first_dim = cache.first_dim(),
+                .second_dim = cache.second_dim(),
+                .index_dim = cache.index_dim,
+                .first = first,
+                .second = second,
+                .index = index,
+                .states = states,
+                .log_columns = log_columns};
         states.resize(std::max(states.size(), cache.states.size()));
         for (size_t i = 0; i < cache.states.size(); ++i) states[i] += elements_of(cache.states[i]);
         log_columns += cache.log_columns;
-        const auto add = [&](Before& before, int64_t dim) {
-            before.elements += num_blocks * cache.num_kv_heads * dim;
-            if (dim > 0) before.heads += num_blocks * cache.num_kv_heads;
+        const auto add = [&](Before& before, int64_t dim, int64_t num_heads) {
+            before.elements += num_blocks * num_heads * dim;
+            if (dim > 0) before.heads += num_blocks * num_heads;
         };
-        add(first, cache.first_dim());
-        add(second, cache.second_dim());
+        add(first, cache.first_dim(), cache.num_kv_heads);
+        add(second, cache.second_dim(), cache.num_kv_heads);
+        add(index, cache.index_dim, 1);
     }
     const auto allocate = [&](Tensor& rows, Tensor& scales, const Before& all) {
         rows = backend.allocate(spec.dtype, std::array{spec.block_size, all.elements});
@@ -105,6 +115,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     };
     allocate(k_, k_scales_, first);
     allocate(v_, v_scales_, second);
+    allocate(index_keys_, index_scales_, index);
     if (any_state) {
         for (const int64_t elements : states)
             states_.push_back(backend.allocate(DType::float32, std::array{spec.num_states, elements}));
@@ -126,19 +137,22 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     const bool dense = k_.bytes() / own.size() >= large_layer && spec.block_size <= small_block;
     if (dense && k_.device().kind == DeviceKind::cpu) {
         prefer_huge_pages(k_);
-        if (v_.bytes() > 0) prefer_huge_pages(v_);
+        for (const Tensor* rows : {&v_, &index_keys_})
+            if (rows->bytes() > 0) prefer_huge_pages(*rows);
     }
 }
 
-TensorView KvCache::rows(const Tensor& all, const Place& place, const Before& before, int64_t dim) const {
-    const int64_t shape[] = {place.num_blocks, place.num_kv_heads, spec_.block_size, dim};
+TensorView KvCache::rows(const Tensor& all, const Place& place, const Before& before, int64_t dim,
+                         int num_heads) const {
+    if (dim == 0) return {};
+    const int64_t shape[] = {place.num_blocks, num_heads ? num_heads : place.num_kv_heads, spec_.block_size, dim};
     const int64_t offset = spec_.block_size * before.elements;
     return {all.as<std::byte>() + offset * size_bytes(spec_.dtype), spec_.dtype, shape, all.device()};
 }
 
-TensorView KvCache::scales(const Tensor& all, const Place& place, const Before& before) const {
+TensorView KvCache::scales(const Tensor& all, const Place& place, const Before& before, int num_heads) const {
     if (!all) return {};
-    const int64_t shape[] = {place.num_blocks, place.num_kv_heads, spec_.block_size};
+    const int64_t shape[] = {place.num_blocks, num_heads ? num_heads : place.num_kv_heads, spec_.block_size};
     return {all.as<float>() + spec_.block_size * before.heads, DType::float32, shape, all.device()};
 }
 
@@ -162,7 +176,8 @@ std::vector<TensorView> KvCache::blocks_of(int group) const {
     std::vector<TensorView> tensors;
     for (const int layer : owners_)
         if (this->group(layer) == group && layers_[static_cast<size_t>(layer)].owns_rows())
-            for (const TensorView& tensor : {k(layer), second_rows(layer), k_scales(layer), second_scales(layer)})
+            for (const TensorView& tensor :
+                 {k(layer), v(layer), index_keys(layer), k_scales(layer), v_scales(layer), index_scales(layer)})
                 if (tensor) tensors.push_back(tensor);
     return tensors;
 }
@@ -186,8 +201,10 @@ int KvCache::widest_window(int group) const {
 }
 
 int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
-    const int64_t score_rows = model.caches().front().top_k > 0 ? num_score_rows : 0;
-    return attention_bytes(model, num_tokens) + score_rows * most_keys(model, num_tokens) * size_bytes(DType::float32);
+    const std::vector<CacheSpec> layers = model.caches();
+    const bool any = std::ranges::any_of(layers, [](const CacheSpec& own) { return own.top_k > 0; });
+    return attention_bytes(model, num_tokens) +
+           (any ? num_score_rows * most_keys(model, num_tokens) * size_bytes(DType::float32) : 0);
 }
 
 int64_t KvCache::attention_bytes(const ModelSpec& model, int64_t num_tokens) {
@@ -198,7 +215,7 @@ int64_t KvCache::attention_bytes(const ModelSpec& model, int64_t num_tokens) {
     const LayerRange own = model.own_layers_and_head();
     for (int layer = own.begin; layer < own.end; ++layer)
         if (const CacheSpec& cache = layers[static_cast<size_t>(layer)]; cache.has_rows())
-            most = std::max(most, attention_workspace_bytes(heads_of(cache), num_tokens, row_floats));
+            most = std::max(most, attention_workspace_bytes(attention_layer(cache).heads, num_tokens, row_floats));
     return most;
 }
 
@@ -265,8 +282,7 @@ int64_t KvCache::wide_bytes_per_token(const ModelSpec& model, DType dtype, Devic
     for (int layer = own.begin; layer < own.end; ++layer) {
         const CacheSpec cache = model.layer(layer).cache();
         if (!cache.owns_rows()) continue;
-        const int64_t values = cache.kind == CacheKind::latent ? 0 : cache.second_dim();
-        most = std::max(most, cache.num_kv_heads * (cache.first_dim() + values) * size_bytes(model.dtype));
+        most = std::max(most, cache.num_kv_heads * (cache.first_dim() + cache.second_dim()) * size_bytes(model.dtype));
     }
     return most;
 }
@@ -278,8 +294,12 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, DeviceKind
     for (int layer = own.begin; layer < own.end; ++layer) {
         const CacheSpec cache = model.layer(layer).cache();
         if (!cache.owns_rows() || takes_turns(model, layer) || (windows_only && cache.sliding_window == 0)) continue;
-        for (const int64_t dim : {cache.first_dim(), cache.second_dim()})
-            if (dim > 0) bytes += cache.num_kv_heads * (dim * size_bytes(dtype) + scale_bytes);
+        const auto add = [&](int64_t dim, int64_t num_heads) {
+            if (dim > 0) bytes += num_heads * (dim * size_bytes(dtype) + scale_bytes);
+        };
+        add(cache.first_dim(), cache.num_kv_heads);
+        add(cache.second_dim(), cache.num_kv_heads);
+        add(cache.index_dim, 1);
     }
     return bytes;
 }

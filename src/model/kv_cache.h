@@ -29,8 +29,16 @@ struct KvCacheSpec {
     bool operator==(const KvCacheSpec&) const = default;
 };
 
-inline AttentionHeads heads_of(const CacheSpec& layer) {
-    return {layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim};
+// What attention over a layer's rows depends on. Where tokens choose rows, a call has the heads that read one of them.
+inline AttentionLayer attention_layer(const CacheSpec& layer) {
+    const bool chosen = layer.top_k > 0;
+    const int num_calls = chosen ? layer.num_kv_heads : 1;
+    return {.sliding_window = layer.sliding_window,
+            .heads = {layer.num_heads / num_calls, layer.num_kv_heads / num_calls, layer.head_dim, layer.value_dim},
+            .chunked = layer.chunked,
+            .two_way = layer.two_way,
+            .spans = layer.spans,
+            .chosen = chosen};
 }
 
 class KvCache {
@@ -42,13 +50,19 @@ public:
     // [num_blocks, num_kv_heads, block_size, head_dim], of a layer that shares them those of their owner.
     // Latents have only keys.
     TensorView k(int layer) const { return rows(k_, place(layer), place(layer).first, place(layer).first_dim); }
-    TensorView v(int layer) const { return is_latent(layer) ? TensorView() : second_rows(layer); }
-    // [num_blocks, 1, block_size, index_dim]: of a layer of latents what their keys are chosen by; else absent.
-    TensorView index_keys(int layer) const { return is_latent(layer) ? second_rows(layer) : TensorView(); }
+    TensorView v(int layer) const { return rows(v_, place(layer), place(layer).second, place(layer).second_dim); }
+    // [num_blocks, 1, block_size, index_dim]: what keys of a layer are chosen by; or absent.
+    TensorView index_keys(int layer) const {
+        return rows(index_keys_, place(layer), place(layer).index, place(layer).index_dim, 1);
+    }
     // [num_blocks, num_kv_heads, block_size] float32, where rows have scales; else absent.
     TensorView k_scales(int layer) const { return scales(k_scales_, place(layer), place(layer).first); }
-    TensorView v_scales(int layer) const { return is_latent(layer) ? TensorView() : second_scales(layer); }
-    TensorView index_scales(int layer) const { return is_latent(layer) ? second_scales(layer) : TensorView(); }
+    TensorView v_scales(int layer) const {
+        return place(layer).second_dim > 0 ? scales(v_scales_, place(layer), place(layer).second) : TensorView();
+    }
+    TensorView index_scales(int layer) const {
+        return place(layer).index_dim > 0 ? scales(index_scales_, place(layer), place(layer).index, 1) : TensorView();
+    }
     // [num_states, ...]: tensor `index` of CacheSpec::states of a layer.
     TensorView state(int layer, size_t index) const;
     // [num_states, num_log_rows, CacheSpec::log_columns] activation, of a layer with a state; or absent: there is no
@@ -66,7 +80,9 @@ public:
     void begin_states(const Batch& batch);
     void end_states(const Batch& batch);
     int group(int layer) const { return groups_[static_cast<size_t>(layer)]; }
-    int top_k() const { return layers_.empty() ? 0 : layers_.front().top_k; }  // of all layers, see CacheSpec
+    // Of all layers whose tokens choose keys, see CacheSpec; 0 and 1: there are none.
+    int top_k() const { return top_k_; }
+    int run_keys() const { return run_keys_; }
     // [num_score_rows, most keys of a token] float32 on a GPU, where tokens choose keys; else absent.
     TensorView index_scores() const { return index_scores_; }
     TensorView workspace() const { return workspace_; }  // of attention on a GPU; else absent
@@ -96,8 +112,8 @@ private:
     };
     struct Place {
         int64_t num_blocks, num_kv_heads;
-        int64_t first_dim, second_dim;  // see CacheSpec; 0: there are no second rows
-        Before first, second;
+        int64_t first_dim, second_dim, index_dim;  // see CacheSpec; 0: there are no such rows
+        Before first, second, index;
         std::vector<int64_t> states;  // of each tensor, elements of one sequence in the layers before
         int64_t log_columns;          // in the layers before
     };
@@ -107,26 +123,19 @@ private:
         int32_t num_logged = 0;   // and drafts behind them, in its log
     };
     const Place& place(int layer) const { return places_[static_cast<size_t>(layer)]; }
-    bool is_latent(int layer) const { return layers_[static_cast<size_t>(layer)].kind == CacheKind::latent; }
-    TensorView second_rows(int layer) const {
-        const Place& own = place(layer);
-        return own.second_dim > 0 ? rows(v_, own, own.second, own.second_dim) : TensorView();
-    }
-    TensorView second_scales(int layer) const {
-        const Place& own = place(layer);
-        return own.second_dim > 0 ? scales(v_scales_, own, own.second) : TensorView();
-    }
-    TensorView rows(const Tensor& all, const Place& place, const Before& before, int64_t dim) const;
-    TensorView scales(const Tensor& all, const Place& place, const Before& before) const;
+    // num_heads 0: those of keys.
+    TensorView rows(const Tensor& all, const Place& place, const Before& before, int64_t dim, int num_heads = 0) const;
+    TensorView scales(const Tensor& all, const Place& place, const Before& before, int num_heads = 0) const;
 
     KvCacheSpec spec_;
     std::vector<CacheSpec> layers_;  // see ModelSpec::caches
     std::vector<AttentionLayer> attention_layers_;
-    std::vector<Place> places_;   // of each of layers_, of which those of other stages are empty
-    std::vector<int> owners_;     // layers that have rows or a state of their own here, in order
-    std::vector<int> groups_;     // of each of layers_
-    Tensor k_, v_;                // the layers one behind the other; k_ also has latents, v_ what chooses their keys
-    Tensor k_scales_, v_scales_;  // the same
+    std::vector<Place> places_;  // of each of layers_, of which those of other stages are empty
+    std::vector<int> owners_;    // layers that have rows or a state of their own here, in order
+    std::vector<int> groups_;    // of each of layers_
+    int top_k_ = 0, run_keys_ = 1;
+    Tensor k_, v_, index_keys_;                  // the layers one behind the other; k_ also has latents
+    Tensor k_scales_, v_scales_, index_scales_;  // the same
     std::vector<Tensor> states_;  // float32: of each tensor of a state those of all layers, of all sequences
     Tensor log_;                  // activation: of all layers
     std::vector<Seen> seen_;      // [num_states]

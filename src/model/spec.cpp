@@ -253,8 +253,13 @@ void validate(const ModelSpec& spec) {
     const std::vector<CacheSpec> caches = spec.caches();
     check_blocks(spec);
     check_indexers(spec);
-    require_spec(std::ranges::all_of(caches, [&](const CacheSpec& own) { return own.top_k == caches[0].top_k; }),
-                 "tokens choose as many keys in all layers, or in none");
+    const auto chosen = std::ranges::find_if(caches, [](const CacheSpec& own) { return own.top_k > 0; });
+    require_spec(std::ranges::all_of(chosen, caches.end(),
+                                     [&](const CacheSpec& own) {
+                                         return own.top_k == 0 ||
+                                                (own.top_k == chosen->top_k && own.run_keys == chosen->run_keys);
+                                     }),
+                 "tokens choose as many keys in all layers in which they choose, in runs of one size");
     for (size_t layer = 0; layer < caches.size(); ++layer) check_owner(static_cast<int>(layer), caches);
 }
 

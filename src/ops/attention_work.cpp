@@ -154,7 +154,7 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const std::ve
     };
     std::vector<Lister> listers;
     for (const AttentionLayer& layer : layers) {
-        const Lister& tiles = listers.emplace_back(lengths, layer, num_sms);
+        const Lister& tiles = listers.emplace_back(layer.chosen ? *lengths.of_tokens : lengths, layer, num_sms);
         work.lists.push_back({layer, row_floats, 0, static_cast<int64_t>(tiles.prefill.size()), size()});
         for (const Tile& tile : tiles.prefill) append({tile.seq, tile.row0 / layer.heads.prefill_rows(), 0, 0});
     }

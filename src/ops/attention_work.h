@@ -63,9 +63,10 @@ struct AttentionLayer {
     bool chunked = false;  // see AttentionParams
     bool two_way = false;  // the same
     bool spans = true;     // sequences of two_way_seqs see all keys behind, too
+    bool chosen = false;   // each token is a sequence, of the keys that it has chosen
     bool operator==(const AttentionLayer& o) const {
         return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked && two_way == o.two_way &&
-               spans == o.spans;
+               spans == o.spans && chosen == o.chosen;
     }
 };
 
@@ -99,6 +100,8 @@ struct AttentionLengths {
     // The same for layers with a window, where their sequences are others; null: they are not.
     const int32_t* window_lens = nullptr;
     const int32_t* two_way_seqs = nullptr;  // [num_seqs] or null: see AttentionParams
+    // The sequences of layers whose tokens choose the keys that they read; null: there are no such layers.
+    const AttentionLengths* of_tokens = nullptr;
 };
 
 // The list of the layers that share one, as far as the host needs it to launch their kernels.

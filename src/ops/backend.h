@@ -271,16 +271,24 @@ struct AttentionParams {
 // largest sum over heads of weight * relu(q . k), of equals the earlier ones. A token that sees no more has all of
 // them. Sums are taken over head_dim, then over heads, in ascending order, so that a choice depends on the token and
 // its own keys alone.
+//
+// Keys may be chosen in runs of run_keys neighbours, the first of which begins with the first key: top_k / run_keys
+// runs, those that hold the largest scores. The last_runs at the end are always among them, so that how many keys a
+// token reads depends on no score: all runs but the last, which is its own, are whole.
 struct ChooseKeysParams {
-    TensorView q;         // [num_tokens, num_heads, head_dim] activation; tokens may be strided
-    TensorView weights;   // [num_tokens, num_heads] float32; rows may be strided
+    TensorView q;  // [num_tokens, num_heads, head_dim] activation; tokens may be strided
+    TensorView
+        weights;  // [num_tokens, num_heads] float32; rows may be strided. Absent: q . k of one head counts as it is
     TensorView k_cache;   // [num_blocks, 1, block_size, head_dim]
     TensorView k_scales;  // [num_blocks, 1, block_size] float32: of the rows of an int8 or fp8 cache; or absent
     TensorView block_table, cu_seqlens_q, context_lens;  // see AttentionParams
-    // Out [num_tokens, top_k] int32: block * block_size + offset of each chosen key, in the order of the keys. So it is
-    // a block table of blocks of one key, where each token is a sequence. What is behind the chosen ones is undefined.
+    // Out [num_tokens, top_k] int32: (block * slot_heads + slot_head) * block_size + offset of each chosen key, in the
+    // order of the keys: its row in a cache of so many heads. So it is a block table of blocks of one key, where each
+    // token is a sequence. What is behind the chosen ones is undefined.
     TensorView slots;
     TensorView scores = {};  // scratch [num_rows, most keys of a token] float32; a CPU needs none
+    int run_keys = 1, last_runs = 0;
+    int slot_heads = 1, slot_head = 0;
 };
 
 struct ActMulParams {

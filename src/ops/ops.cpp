@@ -364,12 +364,21 @@ void choose_keys(Backend& backend, const ChooseKeysParams& p) {
     check.require(check["num_heads"] > 0 && check["head_dim"] > 0, "q: expected at least one element of one head");
     if (p.q.stride(1) != p.q.shape(2))
         check.fail("q: the heads of a token must be contiguous, got strides ", shape_string(p.q.strides()));
-    check.tensor("weights", p.weights, {"num_tokens", "num_heads"}, DType::float32);
+    if (p.weights) check.tensor("weights", p.weights, {"num_tokens", "num_heads"}, DType::float32);
+    check.require(p.weights || check["num_heads"] == 1, "weights: they may be absent for one head alone, got ",
+                  check["num_heads"], " heads");
     check.key_cache(p, 1, "head_dim");
     check_sequence_arrays(check, p);
     check.tensor("slots", p.slots, {"num_tokens", "top_k"}, DType::int32);
     check.contiguous("slots", p.slots);
     check.require(check["top_k"] > 0, "slots: expected at least one key of a token");
+    check.require(p.run_keys > 0 && check["top_k"] % p.run_keys == 0,
+                  "run_keys: expected a divisor of top_k, which is ", check["top_k"], ", got ", p.run_keys);
+    check.require(p.last_runs >= (p.run_keys > 1 ? 1 : 0) && p.last_runs <= check["top_k"] / p.run_keys,
+                  "last_runs: expected ", p.run_keys > 1 ? 1 : 0, " to ", check["top_k"] / p.run_keys, ", got ",
+                  p.last_runs);
+    check.require(p.slot_head >= 0 && p.slot_head < p.slot_heads, "slot_head: expected one of ", p.slot_heads,
+                  " heads, got ", p.slot_head);
     if (p.scores) {
         check.tensor("scores", p.scores, {"num_score_rows", "most_keys"}, DType::float32);
         check.contiguous("scores", p.scores);

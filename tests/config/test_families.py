@@ -541,6 +541,7 @@ def layer_with(sliding_window):
             "softplus_gate": False,
             "v_norm": False,
             "spans": True,
+            "indexer": None,
             "out_multiplier": 1,
         },
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE},
@@ -557,6 +558,7 @@ def layer_with(sliding_window):
             "spans": True,
             "index_dim": 0,
             "top_k": 0,
+            "run_keys": 1,
             "owner": -1,
             "states": [],
             "log_columns": 0,
@@ -1135,16 +1137,28 @@ def test_sizes_of_ling_3() -> None:
         LlamaConfig.from_dict({**values, "kda_lower_bound": 1})
 
 
-def test_texts_of_minimax_m3_are_those_that_read_all_blocks(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_of_minimax_m3_choose_blocks_of_keys() -> None:
     values = {"model_type": "minimax_m3_vl_text", "num_hidden_layers": 2, "intermediate_size": 24}
     chooses = {"sparse_block_size": 8, "sparse_topk_blocks": 4, "sparse_attention_freq": [0, 1]}
     config = LlamaConfig.from_dict({**values, "sparse_attention_config": chooses, "max_position_embeddings": 99})
-    assert config.max_position_embeddings == 32 and "attention over blocks of keys that are chosen" in caplog.text
+    assert config.max_position_embeddings == 99 and config.indexer_types == ["none", "full"]
+    first, second = (layer.mixer.indexer for layer in build_spec(config, dtype="float32", max_model_len=8).layers)
+    assert first is None and (second.top_k, second.run_keys, second.last_runs) == (32, 8, 1)
     assert (config.moe_intermediate_size, config.intermediate_size) == (24, 12288)
     assert LlamaConfig.from_dict(config.to_dict()) == config
     assert LlamaConfig.from_dict(values).max_position_embeddings == 524288
     with pytest.raises(ConfigError, match="layer_types must be a list of 'full_attention' and 'minimax_m3_sparse'"):
         LlamaConfig.from_dict({**values, "layer_types": ["sliding_attention"] * 2})
+    for changes, message in (
+        ({"sparse_num_index_heads": 3}, "index_n_heads must be num_key_value_heads, 4: .*; got 3"),
+        ({"sparse_local_block": 5}, "index_local_blocks must be at most index_topk_blocks, 4; got 5"),
+        ({"sparse_init_block": 1}, "sparse_init_block of sparse_attention_config must be 0; got 1"),
+        ({"sparse_score_type": "sum"}, "sparse_score_type of sparse_attention_config must be 'max'; got 'sum'"),
+        ({"sparse_attention_freq": 1}, "sparse_attention_freq must be a list"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config = LlamaConfig.from_dict({**values, "sparse_attention_config": {**chooses, **changes}})
+            build_spec(config, dtype="float32", max_model_len=8)
 
 
 def test_heads_and_gates_of_laguna() -> None:

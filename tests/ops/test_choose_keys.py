@@ -152,6 +152,47 @@ def test_a_choice_is_the_same_in_any_cut(
             np.testing.assert_array_equal(row[:count], of_whole[:count])
 
 
+@each_isa
+@each_cache_dtype
+@given(
+    context=st.integers(1, 600),
+    head_dim=st.sampled_from((1, 8, 33)),
+    run_keys=st.sampled_from((1, 4, 16)),
+    runs=st.integers(1, 5),
+    last_runs=st.integers(1, 5),
+    head=st.integers(0, 2),
+    seed=support.seeds,
+)
+def test_runs_of_keys(
+    isa: str, dtype: str, context: int, head_dim: int, run_keys: int, runs: int, last_runs: int, head: int, seed: int
+) -> None:
+    """The runs with the best keys, of equals the earlier ones, and always the last; in a cache of three heads."""
+    case, last_runs = Keys(((context, 1),), (1, head_dim), 16, dtype, seed, whole=True), min(last_runs, runs)
+    top_k = runs * run_keys
+    out = Output((1, top_k), dtype=np.int32)
+    arguments = framed(case.q), None, (case.cache, dtype), framed(case.table), framed(case.edges)
+    call(
+        backend(isa, 2),
+        "choose_keys",
+        *arguments,
+        framed(case.contexts),
+        out,
+        case.scales,
+        run_keys,
+        last_runs,
+        3,
+        head,
+    )
+    keys = case.keys.reshape(-1, head_dim)[case.slots(0, context)].astype(np.float32)
+    scores = keys @ case.q[0, 0]
+    best = [scores[first : first + run_keys].max() for first in range(0, context, run_keys)]
+    best[-last_runs:] = [np.inf] * len(best[-last_runs:])
+    order = np.argsort(-np.array(best), kind="stable")[:runs]
+    chosen = np.flatnonzero(np.isin(np.arange(context) // run_keys, order))
+    blocks = case.table[0, chosen // 16] * 3 + head
+    np.testing.assert_array_equal(out.check()[0, : len(chosen)], blocks * 16 + chosen % 16)
+
+
 def test_bad_input() -> None:
     b = backend(support.ISAS[0])
     case = Keys(((5, 2),), (2, 4), 4, "float32", 0)

@@ -51,7 +51,7 @@ ABOVE_KINDS = ("model/model.h", "model/decoder.h", "model/logits.h", "model/para
 OF_SPECS = ("model/spec.h",)
 # Files that several kinds share, and kinds that are made of others.
 SHARED = ("mixer", "paged", "sublayer")
-MADE_OF = {"experts": ("mlp",), "latent": ("indexer",), "shared_block": ("attention", "mlp")}
+MADE_OF = {"attention": ("indexer",), "experts": ("mlp",), "latent": ("indexer",), "shared_block": ("attention", "mlp")}
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 
 

@@ -36,6 +36,7 @@ from infinilm.config.families.names import (
 )
 from infinilm.config.families.norms import COHERE_KEYS
 from infinilm.config.sublayers.experts import COMBINATION_KEYS, DEEPSEEK_KEYS, EXPERT_KEYS, Routing
+from infinilm.config.sublayers.indexer import BLOCK_KEYS
 
 __all__ = ["DEEPSEEK_FIXED", "DEEPSEEK_ROUTING", "EXPERT_COUNT", "EXPERT_FAMILIES", "ROUTED_COUNT"]
 
@@ -692,7 +693,6 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
             "shared_intermediate_size": 0,
         },
     ),
-    # Its layers choose blocks of keys; in texts of the length that is computed these are all.
     Family(
         architecture="MiniMaxM3VLForCausalLM",
         model_type="minimax_m3_vl_text",
@@ -716,6 +716,11 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
             "norm_topk_prob": True,
             "bos_token_id": (200034,),
             "eos_token_id": (200020,),
+            "index_n_heads": 4,
+            "index_head_dim": 128,
+            "index_block_size": 128,
+            "index_topk_blocks": 16,
+            "index_local_blocks": 1,
         },
         qkv_bias=False,
         out_bias=False,
@@ -731,7 +736,8 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
                 *("moe_intermediate_size", "shared_expert_intermediate_size", "mlp_layer_types", "mlp_only_layers"),
                 *("partial_rotary_factor", "rotary_dim", "sparse_attention_config"),
             }
-        ),
+        )
+        | BLOCK_KEYS,
         other_keys=EXPERT_COUNT,
         fixed_keys={
             "scoring_func": "sigmoid",

@@ -355,16 +355,18 @@ _SHARED_EXPERTS: Mapping[str, str] = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
 
-# What chooses blocks of keys is not read: all are, in texts of the length that is computed.
 MINIMAX_M3 = replace(
     MINIMAX_M2,
     renamed={
         **MINIMAX_M2.renamed,
         **{name: (own.replace("mlp.", "block_sparse_moe."), own) for name, own in _SHARED_EXPERTS.items()},
+        **{
+            f"self_attn.indexer.{part}": (f"self_attn.index_{part}", f"self_attn.indexer.{part}")
+            for part in ("q_proj", "k_proj", "q_norm", "k_norm")
+        },
     },
     joined=_GATE_UP,
     not_read=("mtp.", "model.mtp."),
-    not_read_of_layers=("self_attn.index",),
 )
 
 DEEPSEEK_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED, later_layers=True)

@@ -121,6 +121,10 @@ class ModelConfig(ModelFields):
     index_topk, index_n_heads, index_head_dim
         None: with latent attention, the keys that a token reads (None: all that it sees), and the heads that choose
         them.
+    index_block_size, index_topk_blocks, index_local_blocks
+        None: with heads of keys, each of which has one of index_n_heads, the keys of a block, the blocks that a token
+        reads, and how many of these are the last ones up to its own (MiniMax M3). Layers of which indexer_types says
+        "none" read all keys.
     indexer_types, index_topk_pattern, index_topk_freq, index_skip_topk_offset
         None, None, 1, 2: of each layer, whether it chooses keys ("full", or F in the pattern) or reads those that the
         layer before chose ("shared", S). Without both, of each index_topk_freq layers from index_skip_topk_offset - 1
@@ -473,6 +477,9 @@ _NULLABLE = frozenset(
         "index_topk",
         "index_n_heads",
         "index_head_dim",
+        "index_block_size",
+        "index_topk_blocks",
+        "index_local_blocks",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "full_attention_interval",
@@ -529,7 +536,7 @@ _KNOWN_KEYS = (
         "shared_intermediate_size",
         DUAL_CHUNK,
     }
-    | {"sparse_attention_config", "index_block_size", "index_topk_blocks", "index_local_blocks"}
+    | {"sparse_attention_config"}
     | {"dense_intermediate_size"}
     | {"short_conv_kernel_size", "kda_safe_gate"}
     | {"num_attention_heads_per_layer", "moe_layers_enum", "attention_other_setting", "partial_rotary_factors"}

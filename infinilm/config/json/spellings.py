@@ -249,29 +249,40 @@ def _layers_of_mimo(values: dict[str, Any], family: Family) -> None:
         values["swa_num_key_value_heads"] = 2 * as_integer("num_key_value_heads", heads)
 
 
-def _layers_of_minimax_m3(values: dict[str, Any], family: Family) -> None:
-    """Bring MiniMax M3's sizes and layers to the keys of others, and limit texts to what reads all blocks of keys.
+_SPARSE_KEYS = {
+    "index_n_heads": "sparse_num_index_heads",
+    "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size",
+    "index_topk_blocks": "sparse_topk_blocks",
+    "index_local_blocks": "sparse_local_block",
+}
 
-    `intermediate_size` is that of experts. Layers choose `index_topk_blocks` blocks of `index_block_size` keys, which
-    are all of a text that has no more.
-    """
+
+def _layers_of_minimax_m3(values: dict[str, Any], family: Family) -> None:
+    """Bring MiniMax M3's sizes and layers to the keys of others: `intermediate_size` is that of experts."""
     own = values.pop("sparse_attention_config", None) or {}
     if not isinstance(own, Mapping):
         raise ConfigError(f"sparse_attention_config must be an object; got {short_repr(own)}")
-    numbers = {"index_block_size": ("sparse_block_size", 128), "index_topk_blocks": ("sparse_topk_blocks", 16)}
-    most = 1
-    for key, (old, default) in numbers.items():
-        value = values.pop(key, None) or own.get(old) or default
-        most *= as_integer(key, value, below=2**15)
-    for key in ("index_n_heads", "index_head_dim", "index_local_blocks"):
-        values.pop(key, None)
-    kinds, chooses = values.pop("layer_types", None), own.get("sparse_attention_freq") or ()
-    if kinds is not None and (not isinstance(kinds, list) or set(kinds) - {"full_attention", "minimax_m3_sparse"}):
+    for key, old in _SPARSE_KEYS.items():
+        if own.get(old) is not None:
+            values[key] = own[old]
+    for key, supported in {"sparse_init_block": 0, "sparse_score_type": "max"}.items():
+        if own.get(key) not in (None, supported):
+            raise ConfigError(f"{key} of sparse_attention_config must be {supported!r}; got {short_repr(own[key])}")
+    kinds, chooses = values.pop("layer_types", None), own.get("sparse_attention_freq")
+    known = {"full_attention": "none", "minimax_m3_sparse": "full"}
+    if kinds is not None and (not isinstance(kinds, list) or set(kinds) - set(known)):
         raise ConfigError(
             f"layer_types must be a list of 'full_attention' and 'minimax_m3_sparse'; got {short_repr(kinds)}"
         )
-    if any(chooses) or "minimax_m3_sparse" in (kinds or ()):
-        _limit_positions(values, most, "attention over blocks of keys that are chosen")
+    if chooses is not None and not isinstance(chooses, list):
+        raise ConfigError(
+            f"sparse_attention_freq must be a list with a number of each layer; got {short_repr(chooses)}"
+        )
+    if kinds is not None:
+        values["indexer_types"] = [known[kind] for kind in kinds]
+    elif chooses is not None:
+        values["indexer_types"] = ["full" if chosen else "none" for chosen in chooses]
     frequency = values.pop("moe_layer_freq", None)
     if isinstance(frequency, list) and values.get("mlp_layer_types") is None:
         values["mlp_layer_types"] = ["sparse" if has_experts else "dense" for has_experts in frequency]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from infinilm._core import AttentionSpec, PositionBiasSpec
+from infinilm.models.reference.indexer import choose_runs
 from infinilm.models.reference.ops import Array, rotate, sigmoid, soft_cap
 from infinilm.models.reference.step import Step
 
@@ -46,6 +49,9 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
     value_dim = spec.v_head_dim or spec.head_dim
     if owner < 0:  # the rows of a cache are as long as a key
         heads["v"] = np.pad(heads["v"], ((0, 0), (0, 0), (0, spec.head_dim - value_dim)))
+    chosen: Sequence[Array | None] = [None] * len(s.rows)
+    if spec.indexer:
+        chosen = choose_runs(s, spec.indexer, h, s.ropes[rope] if rope >= 0 else None)
     attended = np.empty((num_tokens, spec.num_heads, value_dim), h.dtype)
     for row, own in enumerate(s.rows):
         if owner < 0:
@@ -64,6 +70,7 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
             sinks,
             spec.two_way,
             bias,
+            chosen[row],
         )[..., :value_dim]
     if spec.output_gate:
         gate = s.linear(h, s.name("self_attn.gate_proj"), spec.qkv_bias)
@@ -104,7 +111,8 @@ def attend(
     from the last multiple of w on. If it is two_way, a window reaches as far in the other direction. A head's sink, of
     [num_heads], joins the softmax of its scores, with no value. The bias of a head, of [num_heads, distances], is added
     to its scores by the distance from a query to a key, the one of distance 0 being in the middle.
-    `visible`, [num_tokens, length] bool: the keys that each token reads, in place of those that it sees.
+    `visible`, [num_tokens, length] bool, or of each kv head: the keys that each token reads, in place of those that it
+    sees.
     """
     num_tokens, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = k.shape
@@ -118,6 +126,8 @@ def attend(
         by_distance = bias[:, bias.shape[1] // 2 - behind]  # [num_heads, num_tokens, length]
         scores = scores + by_distance.reshape(num_kv_heads, group, *behind.shape)
     reach = np.arange(length - num_tokens, length)[:, None] % window + 1 if chunked and window else window
+    if visible is not None and visible.ndim == 3:
+        visible = visible[:, None]
     if visible is None:
         visible = (behind >= 0) & (behind < reach if window else True)
     if two_way:

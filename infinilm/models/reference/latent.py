@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from infinilm._core import IndexerSpec, LatentSpec
+from infinilm._core import LatentSpec
 from infinilm.models.reference.attention import attend
+from infinilm.models.reference.indexer import choose_keys
 from infinilm.models.reference.ops import Array, rotate, sigmoid
 from infinilm.models.reference.step import Step
 
@@ -52,30 +53,3 @@ def latent_attention(s: Step, spec: LatentSpec, h: Array) -> Array:
         values = values * sigmoid(s.linear(h, f"{at}.gate_proj", False))[..., None]
     values = s.emit("attention", values)
     return s.linear(values.reshape(num_tokens, -1), f"{at}.o_proj", spec.out_bias)
-
-
-def choose_keys(s: Step, spec: IndexerSpec, h: Array, q_latent: Array, table: tuple[Array, Array]) -> list[Array]:
-    """Which keys each token of a row reads, [num_tokens, length] bool, of each row of the step.
-
-    h [num_tokens, hidden_size]; q_latent [num_tokens, q_rank]. Those with the largest scores of those that it sees; of
-    equals the earlier ones.
-    """
-    at = s.name("self_attn.indexer")
-    q = s.linear(q_latent, f"{at}.wq_b", False).reshape(len(h), spec.num_heads, spec.head_dim)
-    key = s.linear(h, f"{at}.wk", False)
-    key = key - np.mean(key, axis=-1, keepdims=True)
-    key = key / np.sqrt(np.mean(key * key, axis=-1, keepdims=True) + s.scalar(spec.norm_eps))
-    key = key * s.weight(f"{at}.k_norm") + s.weight(f"{at}.k_norm", "bias")
-    q, key = s.emit("index_q", rotate(q, table)), s.emit("index_k", rotate(key[:, None], table))
-    weights = s.emit("index_weights", s.linear(h, f"{at}.weights_proj", False))  # [num_tokens, num_heads]
-    chosen = []
-    for index, own in enumerate(s.rows):
-        keys = s.cache.append_index(s.layer, index, key[own])[:, 0]  # [length, head_dim]
-        scores = np.einsum("thk,th->tk", np.maximum(q[own] @ keys.T, 0), weights[own])
-        num_tokens, length = scores.shape
-        sees = np.arange(length) <= np.arange(length - num_tokens, length)[:, None]
-        order = np.argsort(np.where(sees, -scores, np.inf), axis=-1, kind="stable")[:, : spec.top_k]
-        best = np.zeros_like(sees)
-        np.put_along_axis(best, order, True, axis=-1)
-        chosen.append(best & sees)
-    return chosen

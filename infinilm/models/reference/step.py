@@ -36,7 +36,7 @@ class Step:
     cache: DynamicCache
     tap: Tap | None
     layer: int = -1  # the one that runs; -1: none
-    chosen: Sequence[Array] = ()  # the keys that tokens read which choose them, see `latent.choose_keys`
+    chosen: Sequence[Array] = ()  # the keys that tokens read which choose them, see `indexer.choose_keys`
     # Of layers that share a block: the embedding, [num_tokens, hidden_size]; where the modules of the block are; and
     # its linears that the layer adds to, with the names of the two linears behind each other that make what is added.
     embedded: Array = field(default_factory=lambda: np.empty((0, 0)))

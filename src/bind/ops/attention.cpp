@@ -82,21 +82,26 @@ void bind_attention_ops(OpsClass& backend) {
             "two_way_seqs"_a = nb::none(), Release())
         .def(
             "choose_keys",
-            [](SharedBackend& shared, const Tensor& q, const Tensor& weights, const Tensor& k_cache,
+            [](SharedBackend& shared, const Tensor& q, const OptionalTensor& weights, const Tensor& k_cache,
                const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& slots,
-               const OptionalTensor& k_scales) {
+               const OptionalTensor& k_scales, int run_keys, int last_runs, int slot_heads, int slot_head) {
                 const InUse b(shared);
                 ops::choose_keys(b, {.q = q,
-                                     .weights = weights,
+                                     .weights = optional_view(weights),
                                      .k_cache = k_cache,
                                      .k_scales = optional_view(k_scales),
                                      .block_table = block_table,
                                      .cu_seqlens_q = cu_seqlens_q,
                                      .context_lens = context_lens,
-                                     .slots = output("choose_keys", "slots", slots)});
+                                     .slots = output("choose_keys", "slots", slots),
+                                     .run_keys = run_keys,
+                                     .last_runs = last_runs,
+                                     .slot_heads = slot_heads,
+                                     .slot_head = slot_head});
             },
-            "q"_a, "weights"_a, "k_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "slots"_a,
-            "k_scales"_a = nb::none(), Release());
+            "q"_a, "weights"_a.none(), "k_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "slots"_a,
+            "k_scales"_a = nb::none(), "run_keys"_a = 1, "last_runs"_a = 0, "slot_heads"_a = 1, "slot_head"_a = 0,
+            Release());
 }
 
 }  // namespace infinilm

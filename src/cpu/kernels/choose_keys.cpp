@@ -1,7 +1,8 @@
 // The keys that each token reads: an index of small heads scores all that it sees, and those with the largest scores
 // are chosen. Called by CpuBackend::choose_keys for some tokens at a time: score_keys leaves the scores of each in a
 // row, choose_keys reads that. The math is that of DeepSeek-V3.2 (its indexer; DeepSeek-AI 2025), without the positive
-// factors of all scores of a token, which do not change their order.
+// factors of all scores of a token, which do not change their order; and that of MiniMax-M3, which chooses runs of keys
+// by the best of each.
 //
 // Bits: a score is one accumulator per (head, key), head_dim ascending, and the sum over heads ascending. So a choice
 // depends on the token and its own keys alone.
@@ -73,6 +74,12 @@ void stage(const CpuChooseKeysArgs& a, const Sequence& seq, Interval keys, const
 // Scores of a token with the first `count` staged keys: out [round_up(count, width)].
 void score_token(const CpuChooseKeysArgs& a, int64_t token, int64_t count, const Workspace& w, float* out) {
     const float* const q = (const float*)a.q + token * a.q_stride;
+    if (!a.weights) {  // the score of the one head
+        for (int64_t first = 0; first < count; first += staged_keys)
+            score_rows<1>(q, w.keys + first * a.head_dim, a.head_dim, 0, smaller(count - first, staged_keys),
+                          out + first);
+        return;
+    }
     const float* const weights = a.weights + token * a.weights_stride;
     for (int64_t k = 0; k < count; k += width) store(out + k, zero());
     for (int64_t head = 0, rows; head < a.num_heads; head += rows) {
@@ -136,18 +143,41 @@ Threshold find_threshold(const float* scores, int64_t num_keys, int64_t count) {
     return found;
 }
 
+// Puts the scores of runs in the place of those of their keys, which begin where the run does or before.
+void score_runs(const CpuChooseKeysArgs& a, float* scores, int64_t num_keys, int64_t num_runs) {
+    for (int64_t run = 0; run < num_runs; ++run) {
+        const Interval keys = {run * a.run_keys, smaller((run + 1) * a.run_keys, num_keys)};
+        float best = scores[keys.begin];
+        for (int64_t k = keys.begin + 1; k < keys.end; ++k)
+            if (order_of(scores[k]) > order_of(best)) best = scores[k];
+        scores[run] = run >= num_runs - a.last_runs ? __builtin_inff() : best;
+    }
+}
+
+// Writes the slots of keys [keys.begin, keys.end), in the cache that attention reads; returns what is behind them.
+int32_t* write_slots(const CpuChooseKeysArgs& a, const Sequence& seq, Interval keys, int32_t* out) {
+    for (int64_t k = keys.begin; k < keys.end; ++k) {
+        const int64_t block = (int64_t)seq.blocks[k / a.block_size] * a.slot_heads + a.slot_head;
+        *out++ = (int32_t)(block * a.block_size + k % a.block_size);
+    }
+    return out;
+}
+
 void choose(const CpuChooseKeysArgs& a, const Sequence& seq, int64_t token) {
     int32_t* out = a.slots + token * a.top_k;
     const int64_t num_keys = seq.sees(token);
     if (num_keys <= a.top_k) {
-        for (int64_t k = 0; k < num_keys; ++k) out[k] = (int32_t)slot_of(a, seq, k);
+        write_slots(a, seq, {0, num_keys}, out);
         return;
     }
-    const float* const scores = a.scores + (token - a.first_token) * a.scores_stride;
-    Threshold left = find_threshold(scores, num_keys, a.top_k);
-    for (int64_t k = 0; k < num_keys; ++k) {
-        const uint32_t order = order_of(scores[k]);
-        if (order > left.order || (order == left.order && left.num_equal-- > 0)) *out++ = (int32_t)slot_of(a, seq, k);
+    float* const scores = a.scores + (token - a.first_token) * a.scores_stride;
+    const int64_t num_runs = (num_keys + a.run_keys - 1) / a.run_keys;
+    if (a.last_runs > 0) score_runs(a, scores, num_keys, num_runs);
+    Threshold left = find_threshold(scores, num_runs, a.top_k / a.run_keys);
+    for (int64_t run = 0; run < num_runs; ++run) {
+        const uint32_t order = order_of(scores[run]);
+        if (order > left.order || (order == left.order && left.num_equal-- > 0))
+            out = write_slots(a, seq, {run * a.run_keys, smaller((run + 1) * a.run_keys, num_keys)}, out);
     }
 }
 

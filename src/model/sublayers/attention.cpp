@@ -59,12 +59,19 @@ void AttentionSpec::check(const ModelSpec& model) const {
     require_spec(model.norm_weights || qk_norm == QkNorm::none || qk_norm == QkNorm::turned_heads,
                  "norms of q and k have weights in models whose norms have weights alone");
     for (const int own : {rope, q_rope}) check_rope(model, own, head_dim);
+    if (!indexer) return;
+    indexer->check_by_head(num_kv_heads);
+    check_rope(model, rope, indexer->head_dim);
+    require_spec(own_kv() && sliding_window == 0 && !two_way && !sinks && !model.position_bias,
+                 "attention whose keys are chosen has keys of its own and no window, and goes one way, without sinks "
+                 "and biases of positions");
 }
 
 AttentionSpec AttentionSpec::local(Shard shard) const {
     AttentionSpec own = *this;
     own.num_heads = num_heads / shard.size;
     own.num_kv_heads = own.num_heads / local_group(*this, shard);
+    if (own.indexer) own.indexer->num_heads = own.num_kv_heads;
     return own;
 }
 
@@ -74,6 +81,9 @@ CacheSpec AttentionSpec::cache() const {
             .num_kv_heads = num_kv_heads,
             .head_dim = head_dim,
             .value_dim = value_dim(),
+            .index_dim = indexer ? indexer->head_dim : 0,
+            .top_k = indexer ? indexer->top_k : 0,
+            .run_keys = indexer ? indexer->run_keys : 1,
             .sliding_window = sliding_window,
             .chunked = chunked,
             .two_way = two_way,
@@ -100,6 +110,7 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
     ungated_ = plan.add({.name = "ungated", .columns = has_gate ? heads.mixed_dim() : 0});
     const bool wide = heads.qk_norm == QkNorm::all;  // the mean is that over all ranks
     mean_squares_ = plan.add({.name = "mean_squares", .columns = wide ? 1 : 0, .rows = 2, .dtype = DType::float32});
+    if (heads.indexer) indexer_.emplace(*heads.indexer, heads.rope, plan);
 }
 
 void Attention::declare(ParamTable& table) {
@@ -152,6 +163,8 @@ void Attention::declare(ParamTable& table, const std::string& at, const Attentio
                                   .parts = {{at + "gate_proj", model.gate_dim(), q_rows}},
                                   .timed = "qkv_proj",
                                   .bias = model.qkv_bias});
+    if (indexer_)
+        indexer_->declare_by_head(table, at, in_size_, model.num_kv_heads, kv_rows(model, model.indexer->head_dim));
     if (model.sinks) table.wide(sinks_, at + "sinks", model.num_heads, q_rows);
     table.linear(o_proj_, {.name = at + "o_proj",
                            .in_features = mixed_dim,
@@ -169,22 +182,27 @@ std::vector<Site> Attention::sites() const {
     out.insert(out.end(), {sites::k_proj, sites::v_proj, sites::k_rope});
     if (norms) out.push_back(sites::k_norm);
     if (heads.v_norm) out.push_back(sites::v_norm);
+    if (indexer_)
+        for (const Site site : indexer_->sites()) out.push_back(site);
     return out;
 }
 
 std::vector<LinearCall> Attention::calls() const {
-    return {{.in_features = in_size_, .out_features = std::max<int64_t>(spec_.q_dim(), spec_.kv_dim())},
-            {.in_features = spec_.mixed_dim(), .out_features = hidden_size_}};
+    std::vector<LinearCall> calls{
+        {.in_features = in_size_, .out_features = std::max<int64_t>(spec_.q_dim(), spec_.kv_dim())},
+        {.in_features = spec_.mixed_dim(), .out_features = hidden_size_}};
+    if (!indexer_) return calls;
+    for (const LinearCall& call : indexer_->calls(in_size_, 0)) calls.push_back(call);
+    return calls;
 }
 
 // Norm, q, k and v, RMSNorm of their heads, RoPE; keys and values into the cache.
 template <class Tap>
 void Attention::project(const Step<Tap>& s, Input in) const {
     const AttentionSpec& heads = spec_;
-    if (heads.output_gate) {  // two linears read the norm
-        in = {.x = s.whole(in)};
-        s.linear(gate_proj_, in.x, s.view(gate_).slice(1, 0, heads.gate_dim()));
-    }
+    if (heads.output_gate || indexer_) in = {.x = s.whole(in)};  // two linears read the norm
+    if (heads.output_gate) s.linear(gate_proj_, in.x, s.view(gate_).slice(1, 0, heads.gate_dim()));
+    if (indexer_) indexer_->store(s, in.x, {});
     const TensorView qkv = s.view(qkv_);
     RopeStoreParams params = rope_store(s, own_, qkv);
     params.value_dim = heads.value_dim();
@@ -274,7 +292,9 @@ void Attention::begin(const Step<Tap>& s, Input in) const {
     const int value_dim = heads.value_dim();
     const TensorView result = of_heads(mixed, heads.num_heads, value_dim, 0, value_dim);
     const TensorView out = ungated ? of_heads(ungated, heads.num_heads, value_dim, 0, value_dim) : result;
-    attend(s, own_, s.view(qkv_), sinks_.prepared, out);
+    if (!indexer_) attend(s, own_, s.view(qkv_), sinks_.prepared, out);
+    for (int kv_head = 0; indexer_ && kv_head < heads.num_kv_heads; ++kv_head)
+        attend(s, own_, s.view(qkv_), {}, out, indexer_->choose(s, kv_head), kv_head);
     if (ungated)
         ops::act_mul(s.backend, {.gate_up = s.view(gate_).slice(1, 0, heads.gate_dim()),
                                  .out = mixed,

@@ -1,7 +1,9 @@
 // Attention over the keys and values of each head. See AttentionSpec.
 #pragma once
 
-#include "model/sublayers/paged.h"
+#include <optional>
+
+#include "model/sublayers/indexer.h"
 
 namespace infinilm {
 
@@ -55,6 +57,7 @@ private:
     VectorWeights q_norm_, k_norm_;  // [head_dim], or of all heads, whether normed together or not; with qk_norm
     VectorWeights v_norm_;           // [head_dim] ones, with v_norm; no checkpoint has it
     VectorWeights sinks_;            // [num_heads] float32 once prepared
+    std::optional<Indexer> indexer_;
 };
 
 }  // namespace infinilm

@@ -1,7 +1,9 @@
 // Attention over the keys and values of each head: what it says of itself. Its weights and math are in attention.h.
 #pragma once
 
-#include "model/sublayers/sublayer_spec.h"
+#include <optional>
+
+#include "model/sublayers/indexer_spec.h"
 
 namespace infinilm {
 
@@ -43,6 +45,7 @@ struct AttentionSpec {
     int inputs = 1;            // it reads rows of so many times hidden_size
     bool two_way = false;      // tokens see those behind them, too; a window reaches as far in both directions
     bool spans = true;         // sequences of Batch::two_way_seqs see their last token, too
+    std::optional<IndexerSpec> indexer;  // by which each token chooses what it reads; absent: it reads all that it sees
 
     int q_dim() const { return num_heads * head_dim; }
     int kv_dim() const { return num_kv_heads * head_dim; }
@@ -57,8 +60,16 @@ struct AttentionSpec {
     std::vector<Divided> divided() const { return {{"attention heads", num_heads}}; }
     AttentionSpec local(Shard shard) const;
     CacheSpec cache() const;
-    const char* only_on_cpus() const { return v_head_dim % 8 == 0 ? nullptr : "values of no multiple of 8 elements"; }
-    CostSpec cost() const { return {.of_pair = int64_t{q_dim()} + mixed_dim()}; }
+    const char* only_on_cpus() const {
+        if (v_head_dim % 8 != 0) return "values of no multiple of 8 elements";
+        return indexer ? indexer->only_on_cpus() : nullptr;
+    }
+    // Where keys are chosen, as many count for each token as it may choose.
+    CostSpec cost() const {
+        const int64_t of_key = int64_t{q_dim()} + mixed_dim();
+        if (!indexer) return {.of_pair = of_key};
+        return {.of_pair = indexer->cost_of_pair(), .of_token = 2 * indexer->top_k * of_key};
+    }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -89,6 +100,7 @@ struct AttentionSpec {
         f("inputs", &AttentionSpec::inputs, "It reads rows of so many times hidden_size.");
         f("two_way", &AttentionSpec::two_way, "Tokens see those behind them, too, as encoders do.");
         f("spans", &AttentionSpec::spans, "Tokens of a span, such as an image, see all of it, where steps say so.");
+        f("indexer", &AttentionSpec::indexer, "By which each token chooses what it reads; None: it reads all.");
     }
 };
 

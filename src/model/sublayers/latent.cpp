@@ -14,7 +14,7 @@ void LatentSpec::check(const ModelSpec& model) const {
         kv_rank);
     check_rope(model, rope, rope_dim);
     check_rope(model, q_scale, query_dim());
-    if (indexer) indexer->check(q_rank, rope_dim);
+    if (indexer) indexer->check_of_latents(q_rank, rope_dim);
 }
 
 LatentSpec LatentSpec::local(Shard shard) const {
@@ -135,7 +135,8 @@ TensorView Latent::project(const Step<Tap>& s, const TensorView& x) const {
         if (indexer_) {  // two linears read the norm
             ops::rms_norm(s.backend, {.x = q_latent, .weight = norm.weight, .out = q_latent, .eps = norm.eps});
             norm = {};
-            slots = indexer_->choose(s, x, q_latent);
+            indexer_->store(s, x, q_latent);
+            slots = indexer_->choose(s);
         }
         s.linear(q_b_, q_latent, queries, norm);
     } else {

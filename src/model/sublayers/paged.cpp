@@ -36,10 +36,9 @@ RopeStoreParams rope_store(const Step<Tap>& s, const PagedLayer& own, const Tens
 
 template <class Tap>
 void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, const TensorView& sinks,
-            const TensorView& out, const TensorView& slots) {
+            const TensorView& out, const TensorView& slots, int kv_head) {
     const auto& lists = s.batch.attention_lists;
-    const AttentionLayer layer{own.cache.sliding_window, heads_of(own.cache), own.cache.chunked, own.cache.two_way,
-                               own.cache.spans};
+    const AttentionLayer layer = attention_layer(own.cache);
     const int group = s.cache.group(s.layer);
     const auto list = std::ranges::find(lists, layer, &AttentionList::layer);
     AttentionParams params{.q = of_heads(qkv, own.cache.num_heads, own.cache.head_dim, 0, own.cache.head_dim),
@@ -68,11 +67,14 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
     if (slots) {  // each token is a sequence, whose blocks have one row each
         const auto of_one_row = [](const TensorView& rows) {
             if (!rows) return rows;
-            const int64_t num_slots = rows.shape(0) * rows.shape(2);
+            const int64_t num_slots = rows.shape(0) * rows.shape(1) * rows.shape(2);
             return rows.ndim() == 4 ? rows.reshape({num_slots, 1, 1, rows.shape(3)}) : rows.reshape({num_slots, 1, 1});
         };
-        params.k_cache = of_one_row(params.k_cache);
-        params.k_scales = of_one_row(params.k_scales);
+        const int group_size = layer.heads.num_heads, head_dim = own.cache.head_dim, first = kv_head * group_size;
+        params.q = of_heads(qkv, group_size, head_dim, int64_t{first} * head_dim, head_dim);
+        params.out = out.slice(1, first, first + group_size);
+        for (TensorView* rows : {&params.k_cache, &params.v_cache, &params.k_scales, &params.v_scales})
+            *rows = of_one_row(*rows);
         params.block_table = slots;
         params.cu_seqlens_q = s.batch.token_starts;
         params.context_lens = s.batch.token_lens;
@@ -84,8 +86,8 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
 template RopeStoreParams rope_store(const Step<NoTap>&, const PagedLayer&, const TensorView&);
 template RopeStoreParams rope_store(const Step<StepTap>&, const PagedLayer&, const TensorView&);
 template void attend(const Step<NoTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&,
-                     const TensorView&);
+                     const TensorView&, int);
 template void attend(const Step<StepTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&,
-                     const TensorView&);
+                     const TensorView&, int);
 
 }  // namespace infinilm

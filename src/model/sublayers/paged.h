@@ -23,10 +23,11 @@ template <class Tap>
 RopeStoreParams rope_store(const Step<Tap>& s, const PagedLayer& layer, const TensorView& qkv);
 
 // Attention of the queries in qkv, [num_tokens, qkv_dim], over what the cache has. out: [num_tokens, num_heads,
-// value_dim]. slots: those of the rows that each token reads, see ChooseKeysParams; absent: it reads all that it sees.
+// value_dim]. slots: those of the rows that each token reads, see ChooseKeysParams, for heads of queries that read this
+// head of keys alone; absent: all heads read all that a token sees.
 template <class Tap>
 void attend(const Step<Tap>& s, const PagedLayer& layer, const TensorView& qkv, const TensorView& sinks,
-            const TensorView& out, const TensorView& slots = {});
+            const TensorView& out, const TensorView& slots = {}, int kv_head = 0);
 
 // [num_tokens, count, size] of rows that have `stride` elements of each head: `size` of them, from `begin` on.
 TensorView of_heads(const TensorView& rows, int64_t count, int64_t stride, int64_t begin, int64_t size);

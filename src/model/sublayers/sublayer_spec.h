@@ -49,8 +49,9 @@ struct CacheSpec {
     int num_heads = 0;                   // that read rows of blocks; 0 where there are none, as what follows
     int num_kv_heads = 0, head_dim = 0;  // of a row
     int value_dim = 0;                   // of a head's value: the end of a latent, or the beginning of its own row
-    int index_dim = 0;                   // of a second row beside a latent, by which keys are chosen; 0: none
+    int index_dim = 0;                   // of one more row, by which keys are chosen; 0: none
     int top_k = 0;                       // rows that a token reads, chosen among those that it sees; 0: all
+    int run_keys = 1;                    // neighbours that are chosen together: see ChooseKeysParams
     int sliding_window = 0;              // rows that a token sees; 0: all
     bool chunked = false;                // the window does not slide: see AttentionSpec
     bool two_way = false;                // a token sees rows of those behind it, too
@@ -62,9 +63,9 @@ struct CacheSpec {
     bool has_rows() const { return kind != CacheKind::none; }
     bool has_state() const { return !states.empty(); }
     bool owns_rows() const { return has_rows() && kind != CacheKind::shared; }
-    // Elements of a head's rows of a token: the key or the latent, and the value or what keys are chosen by.
+    // Elements of a head's rows of a token: the key or the latent, and the value.
     int first_dim() const { return head_dim; }
-    int second_dim() const { return kind == CacheKind::latent ? index_dim : head_dim; }
+    int second_dim() const { return kind == CacheKind::latent ? 0 : head_dim; }
     int64_t state_elements() const {
         int64_t all = 0;
         for (const std::vector<int64_t>& shape : states) all += elements_of(shape);
@@ -80,9 +81,9 @@ struct CacheSpec {
         f("head_dim", &CacheSpec::head_dim, "Elements of a key.");
         f("value_dim", &CacheSpec::value_dim,
           "Elements of a value, which is the end of a latent, or the beginning of a row as long as a key.");
-        f("index_dim", &CacheSpec::index_dim,
-          "Elements of what keys are chosen by, beside a latent; 0: there is none.");
+        f("index_dim", &CacheSpec::index_dim, "Elements of what keys are chosen by; 0: there is none.");
         f("top_k", &CacheSpec::top_k, "Tokens that a token reads, chosen among those that it sees; 0: all.");
+        f("run_keys", &CacheSpec::run_keys, "Neighbouring tokens that are chosen together.");
         f("sliding_window", &CacheSpec::sliding_window, "Tokens that a token sees; 0: all.");
         f("chunked", &CacheSpec::chunked, "");
         f("two_way", &CacheSpec::two_way, "A token sees rows of those behind it, too.");

@@ -15,6 +15,7 @@ int run_choose_keys(const void* q, int64_t q_stride, const float* weights, int64
     args.cu_seqlens_q = cu_seqlens_q, args.context_lens = context_lens, args.slots = slots;
     args.scores = scores, args.scores_stride = scores_stride, args.num_score_rows = num_score_rows;
     args.num_tokens = num_tokens, args.num_seqs = num_seqs, args.num_heads = num_heads, args.head_dim = head_dim;
+    args.run_keys = args.slot_heads = 1;
     args.block_size = block_size, args.top_k = top_k, args.type = static_cast<Element>(type);
     return choose_keys(args, nullptr);
 }
