@@ -177,3 +177,14 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 def _as_stored(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     exact = rounded(values, dtype)
     return bf16(exact) if dtype == "bfloat16" else exact.astype(dtype)
+
+
+def rounding_error(logits: NDArray[Any], expected: NDArray[Any], num_experts: int) -> float:
+    """How far logits [num_tokens, vocab_size] are from expected ones, by norms; `num_experts` is that of the model.
+
+    Rounding may choose the other of two experts that are nearly as good, and the logits of that token are others then.
+    So with experts it is the middle one of the errors of all tokens.
+    """
+    axis = -1 if num_experts else None
+    errors = np.linalg.norm(logits - expected, axis=axis) / np.linalg.norm(expected, axis=axis)
+    return float(np.median(errors))

@@ -80,7 +80,7 @@ public:
     void begin_states(const Batch& batch);
     void end_states(const Batch& batch);
     int group(int layer) const { return groups_[static_cast<size_t>(layer)]; }
-    // Of all layers whose tokens choose keys, see CacheSpec; 0 and 1: there are none.
+    // They are those of CacheSpec in all layers whose tokens choose keys; 0 and 1 where there are no such layers.
     int top_k() const { return top_k_; }
     int run_keys() const { return run_keys_; }
     // [num_score_rows, most keys of a token] float32 on a GPU, where tokens choose keys; else absent.

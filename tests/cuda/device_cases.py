@@ -13,7 +13,7 @@ import numpy as np
 import vision
 from emulation import ROOT, Gpu, from_16, to_16
 from encoders import expected_of as expected_of_encoder, make_encoder, prompts_of
-from goldens import expected_of, golden
+from goldens import expected_of, golden, rounding_error
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -41,7 +41,7 @@ def assert_close(got: NDArray[Any], want: NDArray[Any], llm: LLM, amplified: flo
     """By relative norm. A value is rounded about ten times a layer; independent errors add in squares, and softmaxes
     and norms amplify them.
     """
-    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    error = rounding_error(got, want, llm.config.num_experts)
     bound = amplified * EPSILON[llm.dtype] * np.sqrt(10 * llm.config.num_hidden_layers + 2)
     if llm.dtype == "float32":
         bound *= 16  # sums of the sizes of these models, in another order

@@ -19,7 +19,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("gemma3-text", "bfloat16"),  # norms before and behind sublayers; windows
         ("qwen3-next", "bfloat16"),  # layers with a state, and experts
         ("gpt-oss", "float16"),
-        ("nemotron-3", "float16"),  # layers of one sublayer each: a part may have no state, or no keys
+        ("nemotron-3", "bfloat16"),  # layers of one sublayer each: a part may have no state, or no keys
         ("kimi-k2", "float16"),  # latents
         ("bloom", "float16"),  # a norm of the embedding, which the first part has
     ],

@@ -131,8 +131,8 @@ def test_no_circles() -> None:
 def test_sublayers_of_the_reference_know_no_other_kind() -> None:
     """As in C++: a kind knows the step and what it is made of, and the decoder knows all kinds."""
     rooms = {name for name in MODULES if name.startswith("models.reference.")}
-    made_of = {"latent": {"attention"}, "experts": {"mlp"}}
-    for kind in ("attention", "latent", "delta", "mlp", "experts", "own_vectors", "stream"):
+    made_of = {"attention": {"indexer"}, "latent": {"attention", "indexer"}, "experts": {"mlp"}}
+    for kind in ("attention", "indexer", "latent", "delta", "mlp", "experts", "own_vectors", "stream"):
         known = {name.rpartition(".")[2] for name in edges()[f"models.reference.{kind}"] & rooms}
         assert known <= {"step", "ops"} | made_of.get(kind, set()), kind
 

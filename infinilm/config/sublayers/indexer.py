@@ -41,7 +41,7 @@ INDEXER_KEYS = frozenset(defaults_of(IndexerConfig)).difference(_BLOCKS)
 """Keys of config.json, of latent attention."""
 
 BLOCK_KEYS = frozenset({"index_n_heads", "index_head_dim", "indexer_types", *_BLOCKS})
-"""Those of attention whose heads of keys choose blocks."""
+"""Keys of config.json, of attention whose heads of keys choose blocks."""
 
 IndexerKind = Literal["full", "shared", "none"]
 

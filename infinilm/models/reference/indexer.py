@@ -37,7 +37,8 @@ def choose_keys(s: Step, spec: IndexerSpec, h: Array, q_latent: Array, table: tu
 def choose_runs(s: Step, spec: IndexerSpec, h: Array, table: tuple[Array, Array] | None) -> list[Array]:
     """Which keys each token of a row reads by each head of keys, [num_heads, num_tokens, length] bool, of each row.
 
-    h [num_tokens, hidden_size]; table: of RoPE, None: there is none. The runs of keys with the largest score in them,
+    h [num_tokens, hidden_size]; table: of RoPE, None: there is none. Not `by_head`, all heads would choose together, by
+    their sum. The runs of keys with the largest score in them,
     of equals the earlier ones, and always the last ones up to the token's own.
     """
     at, heads = s.name("self_attn.indexer"), {}
@@ -49,6 +50,8 @@ def choose_runs(s: Step, spec: IndexerSpec, h: Array, table: tuple[Array, Array]
     for index, own in enumerate(s.rows):
         keys = s.cache.append_index(s.layer, index, heads["k"][own])[:, 0]  # [length, head_dim]
         scores = heads["q"][own].transpose(1, 0, 2) @ keys.T  # [num_heads, num_tokens, length]
+        if not spec.by_head:
+            scores = scores.sum(axis=0, keepdims=True)
         num_tokens, length = scores.shape[1:]
         sees, num_runs = _sees(num_tokens, length), -(-length // spec.run_keys)
         scores = np.where(sees, scores, -np.inf)
