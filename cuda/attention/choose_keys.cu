@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kChooseThreads, 4) choose_keys_kernel(ChooseKe
         const T* const q = static_cast<const T*>(p.q) + token * p.q_stride;
         for (int i = thread; i < q_size; i += kChooseThreads)
             queries[i % p.head_dim * p.num_heads + i / p.head_dim] = to_float(q[i]);
-        if (thread == 0) found[0] = 0, found[1] = static_cast<uint32_t>(p.top_k);
+        if (thread == 0) found[0] = 0, found[1] = static_cast<uint32_t>(p.top_k / p.run_keys);
         __syncthreads();
         const auto score_of = [&](const CacheRow<T, E>& row, int head) {
             float score = 0.0f;

@@ -12,6 +12,8 @@ SHAPES = [
     {"lengths": [[5, 5]], "heads": 1, "head_dim": 8, "block_size": 16, "top_k": 3},
     {"lengths": [[70, 2], [9, 4], [300, 1]], "heads": 5, "head_dim": 24, "block_size": 16, "top_k": 17},
     {"lengths": [[530, 2]], "heads": 40, "head_dim": 16, "block_size": 5, "top_k": 256},
+    {"lengths": [[70, 3], [300, 1]], "heads": 1, "head_dim": 16, "block_size": 16, "top_k": 20, "runs": [4, 1, 3, 2]},
+    {"lengths": [[1500, 2]], "heads": 1, "head_dim": 8, "block_size": 16, "top_k": 48, "runs": [3, 2, 2, 0]},
     {"lengths": [[40, 3], [33, 1]], "heads": 64, "head_dim": 128, "block_size": 16, "top_k": 1},
 ]
 
