@@ -92,7 +92,10 @@ def test_plain_numbers(form: Format, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [f for f in FORMATS if f.native and "v2" not in f.name], ids=repr)
 def test_integers_as_they_are(form: Format, tmp_path: Path) -> None:
-    """Integers and scales stay what they are; what differs from the exact weights is the rounding of inputs."""
+    """Integers and scales stay what they are; what differs from the exact weights is the rounding of inputs.
+
+    CPUs without products of bfloat16 do not round inputs of FP4 weights; then it is that of the cache.
+    """
     folder = tmp_path / "quantised"
     weights = quantise(DEMO, folder, form)
     exact = logits(write_plain(DEMO, tmp_path / "plain", weights))
@@ -103,7 +106,7 @@ def test_integers_as_they_are(form: Format, tmp_path: Path) -> None:
         state = {name: tensor.numpy() for name, tensor in llm._engine.state_dict()[0].items()}
         used = llm.memory.weight_bytes
     np.testing.assert_array_equal(got, one_by_one)
-    assert 1e-4 < rms(got - exact) / rms(exact) < 0.05
+    assert (1e-6 if "fp4" in form.name else 1e-4) < rms(got - exact) / rms(exact) < 0.05
     for name, weight in weights.items():
         np.testing.assert_allclose(state[name], weight, rtol=2.5e-7, err_msg=name)
     assert used < plan_memory(folder, dtype="float16").weight_bytes
