@@ -15,7 +15,7 @@ from emulation import Gpu
 # Capability").
 MOST_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # Kernels that have variables in shared memory, too, beside what is dynamic, which begins at a multiple of 1024 then.
-DECLARING = re.compile(r"(attention_(decode|wide|sm90)|delta_rule|linear_sm90|one_shot|two_shot)_kernel")
+DECLARING = re.compile(r"(attention_(decode|wide|sm90)|delta_rule|linear_(grouped_)?sm90|one_shot|two_shot)_kernel")
 
 
 @dataclass(frozen=True)

@@ -88,14 +88,16 @@ struct Launches {
     void grouped(Element type, WeightFormat format, int n, int tile) {
         GroupedLinearArgs args{};
         args.linear.x = args.linear.out = at;
-        args.linear.x_stride = args.linear.out_stride = hidden;
+        args.linear.x_stride = args.linear.out_stride = hidden, args.linear.num_tokens = many;
         args.linear.weight = weight(type, format, n, many);
-        args.weights = as<GroupWeight>(), args.items = as<int4>(), args.num_items = as<int>();
+        args.weights = as<GroupWeight>(), args.items = as<int4>(), args.num_items = as<int>(), args.maps = at;
         args.most_items = 64, args.tile = tile;
+        const auto launch = type == Element::f32       ? linear_grouped_f32
+                            : tile == hopper_item_rows ? linear_grouped_sm90
+                                                       : linear_grouped;
         for (RowOrder order : {RowOrder::natural, RowOrder::gate_up}) {
             args.linear.weight.order = order;
-            expect(type == Element::f32 ? linear_grouped_f32(args, nullptr) : linear_grouped(args, nullptr),
-                   "linear_grouped, tile " + std::to_string(tile));
+            expect(launch(args, nullptr), "linear_grouped, tile " + std::to_string(tile));
         }
     }
     void linears() {
@@ -106,6 +108,7 @@ struct Launches {
                          {1, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 97, 128, 129, 150, 176, 192, 300, 512, 2048})
                         for (int k : {1024, many}) linear(type, format, n, k, tokens);
                     for (int tile : {8, 32, 64}) grouped(type, format, n, tile);
+                    if (is_hopper && type != Element::f32) grouped(type, format, n, hopper_item_rows);
                 }
     }
 
