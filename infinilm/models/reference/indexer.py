@@ -12,7 +12,7 @@ __all__ = ["choose_keys", "choose_runs"]
 
 
 def choose_keys(s: Step, spec: IndexerSpec, h: Array, q_latent: Array, table: tuple[Array, Array]) -> list[Array]:
-    """Which keys each token of a row reads, [num_tokens, length] bool, of each row of the step.
+    """The keys that tokens read: for each sequence of the step, [num_tokens, length] bool.
 
     h [num_tokens, hidden_size]; q_latent [num_tokens, q_rank]. Those with the largest scores of those that it sees; of
     equals the earlier ones.
@@ -35,7 +35,7 @@ def choose_keys(s: Step, spec: IndexerSpec, h: Array, q_latent: Array, table: tu
 
 
 def choose_runs(s: Step, spec: IndexerSpec, h: Array, table: tuple[Array, Array] | None) -> list[Array]:
-    """Which keys each token of a row reads by each head of keys, [num_heads, num_tokens, length] bool, of each row.
+    """The keys that tokens read through each head: for each sequence, [num_heads, num_tokens, length] bool.
 
     h [num_tokens, hidden_size]; table: of RoPE, None: there is none. Not `by_head`, all heads would choose together, by
     their sum. The runs of keys with the largest score in them,
@@ -65,7 +65,7 @@ def choose_runs(s: Step, spec: IndexerSpec, h: Array, table: tuple[Array, Array]
 
 
 def _sees(num_tokens: int, length: int) -> Array:
-    """Which keys the last tokens of a row see, [num_tokens, length] bool."""
+    """The keys that the last tokens of a sequence see, themselves among them: [num_tokens, length] bool."""
     return np.arange(length) <= np.arange(length - num_tokens, length)[:, None]
 
 
