@@ -9,6 +9,7 @@ puts the working directory first.)
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -96,3 +97,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         same = [item for item in items if item.get_closest_marker("one_rank")]
         config.hook.pytest_deselected(items=same)
         items[:] = [item for item in items if item not in same]
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the garbage collector need not look at 700,000 objects, each time 0.4 s."""
+    gc.collect()
+    gc.freeze()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the op, core and engine tests on it,
 # and the C++ tests.
-# Needs meson, ninja, nanobind and what the [test] extra names in the active environment. Arguments go to pytest.
+# Needs meson, ninja, nanobind and what the [test] extra names in the active environment. Arguments go to pytest; with
+# --build alone it builds what they run on, and no more.
 set -eu
 cd "$(dirname "$0")/.."
 build=build-sanitize
@@ -14,6 +15,7 @@ meson install -C "$build" --quiet --destdir "$PWD/$build/root" --tags runtime,py
 site=$(dirname "$(find "$build/root" -type d -name infinilm | head -n 1)")
 export INFINILM_CPU_KERNELS=$(python tests/emulated_isas.py "$build/emulated" address)
 export INFINILM_CPP_TESTS=$(python tests/dist/cpp_build.py "$build")
+if [ "${1:-}" = --build ]; then exit; fi
 # The interpreter is not instrumented, so the runtimes are preloaded; it also leaks by design, hence detect_leaks=0.
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OPENBLAS_NUM_THREADS=1

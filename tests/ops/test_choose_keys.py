@@ -145,11 +145,10 @@ def test_a_choice_is_the_same_in_any_cut(
     case, top_k = Keys(((context, context),), heads, block_size, dtype, seed), 9
     whole = case.choose(backend(isa, 3), top_k)
     at = 1 + int(cut * (context - 2))
+    has_chosen = np.arange(top_k) <= np.arange(context)[:, None]  # [tokens, top_k]: the first tokens have few keys
     for tokens in (slice(0, at), slice(at, context)):
         part = case.choose(backend(isa, 1), top_k, tokens)
-        for token, (row, of_whole) in enumerate(zip(part, whole[tokens], strict=True), tokens.start):
-            count = min(top_k, token + 1)
-            np.testing.assert_array_equal(row[:count], of_whole[:count])
+        np.testing.assert_array_equal(part[has_chosen[tokens]], whole[tokens][has_chosen[tokens]])
 
 
 @each_isa
