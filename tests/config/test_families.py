@@ -1173,3 +1173,13 @@ def test_heads_and_gates_of_laguna() -> None:
     for key, value in (("gating", "none"), ("num_attention_heads_per_layer", [16])):
         with pytest.raises(ConfigError, match=key):
             LlamaConfig.from_dict({**values, key: value})
+
+
+def test_parameters_of_rope_of_the_one_kind_of_layers_that_there_is() -> None:
+    """As Laguna M says them, whose layers have no window."""
+    full = {"rope_type": "default", "rope_theta": 70000.0, "partial_rotary_factor": 0.25}
+    values = {"model_type": "laguna", "num_hidden_layers": 2, "rope_parameters": {"full_attention": full}}
+    config = LlamaConfig.from_dict({**values, "layer_types": ["full_attention"] * 2})
+    assert (config.rope_theta, config.partial_rotary_factor) == (70000.0, 0.25)
+    with pytest.raises(ConfigError, match="has parameters of 'full_attention', which LagunaForCausalLM does not take"):
+        LlamaConfig.from_dict({**values, "layer_types": ["full_attention", "sliding_attention"]})

@@ -40,6 +40,15 @@ def latent_tensors(name: str, array: Array, text: dict[str, Any], *, split: bool
     yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(of_heads[:, nope:])
 
 
+def kimi_tensor(name: str, array: Array) -> tuple[str, Array]:
+    """A tensor of attention of Kimi Linear, which may be of the delta rule."""
+    if name.endswith("A_log"):
+        return name, -np.exp(array)
+    if name.endswith("conv1d.weight"):
+        return name, array.reshape(1, len(array), 1, -1)
+    return name.replace("dt_bias", "dt_proj.bias"), array
+
+
 def mamba_tensors(name: str, array: Array, num_groups: int) -> tuple[str, Array]:
     module = name.rpartition(".")[2] if name.endswith(("A_log", ".D", "dt_bias")) else name.rpartition(".")[0]
     if module == "A_log":

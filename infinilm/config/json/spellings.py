@@ -802,6 +802,10 @@ def _of_full_attention(values: dict[str, Any], key: str, given: Mapping[str, Any
     full, sliding = given.get("full_attention"), given.get("sliding_attention")
     if isinstance(full, Mapping):  # what one set for all layers said is kept beside these when a file is saved again
         given = {name: value for name, value in given.items() if isinstance(value, Mapping) or full.get(name) != value}
+    kinds = values.get("layer_types")
+    is_only_kind = isinstance(kinds, (list, tuple)) and all(kind == "full_attention" for kind in kinds)
+    if is_only_kind and isinstance(full, Mapping) and set(given) == {"full_attention"}:
+        return dict(full)
     if (
         "rope_local_base_freq" not in family.keys
         or not isinstance(full, Mapping)
