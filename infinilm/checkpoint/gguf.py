@@ -129,8 +129,8 @@ class GgufTensors(MappedTensors):
             array = source.transpose(array)
         if source.column_order is not None:
             array = np.ascontiguousarray(array[:, source.column_order])
-        if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log)
-            array, target = convert(np.log(-array), "float32", dtype, name=name), dtype
+        if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log); of Ling 3, exp(A_log)
+            array, target = convert(np.log(np.abs(array)), "float32", dtype, name=name), dtype
         if scale != 1:
             array, target = convert(array * np.float32(scale), "float32", dtype, name=name), dtype
         if offset:

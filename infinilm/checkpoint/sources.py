@@ -397,7 +397,7 @@ def _norm_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
     """
     if parameter.module != "shared_head.norm":
         return None
-    if files.tensor(parameter, parameter.module) + parameter.kind in files.stored:
+    if files.found(parameter, parameter.pattern, parameter.module) + parameter.kind in files.stored:
         return None
     return _outside(files, _parse(f"model.norm{parameter.kind}", parameter.shape, ()))
 

@@ -375,6 +375,8 @@ _DEEPSEEK_DEFAULTS = {  # what a file does not say is not there
     "n_shared_experts": 0,
     "first_k_dense_replace": 0,
 }
+_Q_K_V_OF_STATES = {f"linear_attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"}
+_Q_K_V_OF_STATES |= {"linear_attn.out_proj": "self_attn.o_proj"}
 _ONE_NORM = {"post_attention_layernorm": "input_layernorm"}
 _LFM2_NAMES = {"token_embd_norm": "model.norm"}  # as the final norm is called, since its checkpoints say embedding_norm
 _LLAMA_BIASES = {"attention_bias": _QKV_BIAS, "mlp_bias": ("ffn_down.bias",)}
@@ -608,6 +610,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "bailingmoe2": Architecture(
             "bailing_moe_v2",
+            layer_names={"layer_output_norm": "shared_head.norm"},
             keys={**_DEEPSEEK_KEYS, "expert_shared_feed_forward_length": ""},
             defaults=_DEEPSEEK_DEFAULTS,
             neutral=_SIGMOID,
@@ -731,13 +734,30 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "kimi_linear",
             layers="latent and state",
             layer_names=_KIMI,
-            renamed={
-                **{f"linear_attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"},
-                "linear_attn.out_proj": "self_attn.o_proj",
-            },
+            renamed=_Q_K_V_OF_STATES,
             keys=_DEEPSEEK_KEYS,
             defaults={**_DEEPSEEK_DEFAULTS, "norm_topk_prob": True},
             neutral=_SIGMOID,
+        ),
+        # Ling 3. Linears of decays and gates are whole, under the names of the first of two.
+        "bailingmoe3": Architecture(
+            "bailing_hybrid",
+            layers="latent and state",
+            layer_names={
+                **_KIMI,
+                "ssm_f_a": "linear_attn.f_proj",
+                "ssm_g_a": "linear_attn.g_proj",
+                "attn_gate": "self_attn.gate_proj",
+                "layer_output_norm": "shared_head.norm",
+            },
+            renamed=_Q_K_V_OF_STATES,
+            keys={
+                **_DEEPSEEK_KEYS,
+                "expert_shared_feed_forward_length": "",
+                "kda.gate_lower_bound": "kda_lower_bound",
+            },
+            defaults={**_DEEPSEEK_DEFAULTS, "full_attention_interval": None},
+            neutral={**_SIGMOID, "kda.safe_gate": (True,)},
         ),
         # DeepSeek V3.2 and GLM-5.
         "deepseek32": Architecture(

@@ -107,7 +107,11 @@ def latent_and_state_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -
     heads = rest.get("attention.head_count")
     for part in ("key", "value"):
         values |= {f"linear_num_{part}_heads": heads, f"linear_{part}_head_dim": size}
-    kinds = ["full_attention" if count else "linear_attention" for count in counts]
+    later = as_integer(key("nextn_predict_layers"), said.get("nextn_predict_layers", 0), least=0, below=num_layers)
+    kinds = ["full_attention" if count else "linear_attention" for count in counts[: num_layers - later]]
+    for clamp, name in (("swiglu_clamp_exp", "swiglu_limits"), ("swiglu_clamp_shexp", "swiglu_limits_shared")):
+        if (limits := rest.pop(clamp, None)) is not None:
+            values[name] = limits
     return rest, {**values, "linear_conv_kernel_dim": taps, "layer_types": kinds}
 
 

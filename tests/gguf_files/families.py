@@ -22,6 +22,7 @@ from gguf_files.mixing import (
     latent_metadata,
     latent_tensors,
     later_layer,
+    ling_tensors,
     mamba_tensors,
     name_in_later_layer,
     state_tensors,
@@ -279,6 +280,14 @@ FAMILIES = {
         | {"leading_dense_block_count": "first_k_dense_replace", "expert_gating_func": 2}
         | {"expert_group_used_count": "topk_group"},
     ),
+    "ling3": Rules(
+        "bailingmoe3",
+        keys={**_DEEPSEEK, "expert_shared_count": "num_shared_experts", "expert_shared_feed_forward_length": 16}
+        | {"expert_gating_func": 2, "ssm.conv_kernel": "short_conv_kernel_size", "kda.head_dim": "head_dim"}
+        | {"kda.safe_gate": True, "kda.gate_lower_bound": "kda_lower_bound"}
+        | {"swiglu_clamp_exp": As("float32", [0.0] * 5), "swiglu_clamp_shexp": As("float32", [0.0] * 5)}
+        | {"nextn_predict_layers": 1},
+    ),
     "cohere2-moe": _COHERE2_MOE,
     "cohere2-moe-rms": replace(
         _COHERE2_MOE,
@@ -498,6 +507,9 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
         heads = [int(layer + 1 in own["full_attn_layers"]) for layer in range(full.num_hidden_layers)]
         said |= {"attention.value_length": text["head_dim"], "attention.head_count_kv": As("int32", heads)}
         said |= {"kda.head_dim": own["head_dim"], "ssm.conv_kernel": own["short_conv_kernel_size"]}
+    if "layer_group_size" in text:  # Ling 3, with the same of head_dim, and a layer behind the last
+        heads = [int((layer + 1) % text["layer_group_size"] == 0) for layer in range(full.num_hidden_layers)]
+        said |= {"attention.value_length": text["head_dim"], "attention.head_count_kv": As("int32", [*heads, 1])}
     mixers = [layer.mixer for layer in decoder_spec(full, 256).layers]
     mamba = next((mixer for mixer in mixers if isinstance(mixer, MambaSpec)), None)
     if mamba:
@@ -572,6 +584,9 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                 continue
             if rules.arch == "mistral4" and ".experts." in name:  # stays in one
                 yield f"{name}.weight", array
+                continue
+            if rules.arch == "bailingmoe3":
+                yield from ling_tensors(name, array, text, experts)
                 continue
             if rules.arch == "kimi-linear" and "self_attn." in name and "kv_b_proj" not in name:
                 yield kimi_tensor(name, array)
@@ -697,7 +712,7 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
     arch = known.get(rules.arch, gguf.MODEL_ARCH.GLM_DSA)  # a package that knows no deepseek32 knows the same names
     # The map of a family may lack tensors of a layer without experts, those of MTP heads, and gates where the package
     # does not know the family.
-    others = gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GLM4_MOE, gguf.MODEL_ARCH.STEP35
+    others = tuple(getattr(gguf.MODEL_ARCH, name) for name in ("LLAMA", "GLM4_MOE", "STEP35", "KIMI_LINEAR"))
     maps = [gguf.get_tensor_name_map(a, metadata[f"{rules.arch}.block_count"]) for a in (arch, *others)]
     tensors = {}
     if later := metadata.get(f"{rules.arch}.nextn_predict_layers"):

@@ -220,6 +220,34 @@ def test_q_k_and_v_of_states_in_one_tensor(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits(path), logits(file.write(tmp_path / "apart.gguf")))
 
 
+@pytest.mark.parametrize("name", ["ling2", "ling3"])
+def test_the_norm_of_a_later_layer_is_none_of_the_model(name: str, tmp_path: Path) -> None:
+    """It has the name of a norm at the end of a layer, which encoders have in all layers."""
+    pytest.importorskip("gguf")
+    rules = OTHER_FAMILIES[name]
+    file = convert_family(golden(name), replace(rules, keys=rules.keys | {"nextn_predict_layers": 1}))
+    last = file.metadata[f"{rules.arch}.block_count"] - 1
+    size = file.metadata[f"{rules.arch}.embedding_length"]
+    norm = {f"blk.{last}.layer_output_norm.weight": quantise("F32", np.ones(size, np.float32))}
+    path = File(file.metadata, dict(file.tensors) | norm).write(tmp_path / "model.gguf")
+    np.testing.assert_array_equal(logits(path), logits(file.write(tmp_path / "without.gguf")))
+
+
+def test_limits_of_ling(tmp_path: Path) -> None:
+    """A file lists the limits of layers behind the last, too."""
+    pytest.importorskip("gguf")
+    config = json.loads((golden("ling3") / "config.json").read_text())
+    limits = {"expert_swiglu_limit_list": [0.0, 0.05, 0.1, 0.2], "share_expert_swiglu_limit_list": [0.1, 0.0, 0.05]}
+    source = shutil.copytree(golden("ling3"), tmp_path / "source")
+    (source / "config.json").write_text(json.dumps(config | limits))
+    file = convert_family(golden("ling3"), OTHER_FAMILIES["ling3"])
+    clamps = {"exp": [0.0, 0.05, 0.1, 0.2, 0.0], "shexp": [0.1, 0.0, 0.05, 0.0, 0.0]}
+    metadata = {f"bailingmoe3.swiglu_clamp_{key}": As("float32", numbers) for key, numbers in clamps.items()}
+    path = File({**file.metadata, **metadata}, file.tensors).write(tmp_path / "model.gguf")
+    np.testing.assert_allclose(logits(path), logits(source), rtol=1e-4, atol=1e-5)
+    assert np.abs(logits(source) - logits(golden("ling3"))).max() > 0.1
+
+
 def test_what_files_leave_out(tmp_path: Path) -> None:
     """Multipliers of MiniCPM in older files, and that Llama 4 of 128 experts norms no heads."""
     pytest.importorskip("gguf")

@@ -17,11 +17,11 @@ from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.checkpoint.safetensors_header import TensorInfo
-from infinilm.checkpoint.sources import find_by_names
+from infinilm.checkpoint.sources import find_by_names, find_tensors
 from infinilm.config.families import FAMILIES
 from infinilm.config.families.names import LLAMA, MIXTRAL, QWEN_VL_MOE
 from infinilm.config.json.model_config import AutoConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.spec import MtpFormat, build_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape
 from infinilm.engine.infer_engine import InferEngine
 from infinilm.errors import ConfigError, WeightError
@@ -388,6 +388,20 @@ def test_a_head_of_other_math_is_not_read(name, tmp_path, caplog):
     assert "tensors, such as model.layers.4.eh_proj.weight" in caplog.text
     with pytest.raises(ConfigError, match=r"needs the MTP head of the checkpoint, and .* has none that is read"):
         logits(folder, speculation={"method": "mtp"})
+
+
+@pytest.mark.parametrize("name", ["ling1", "ling2", "ling3"])
+def test_the_norm_of_the_head_of_ling_has_another_name(name):
+    """Where files have neither, it is that of the model."""
+    config = AutoConfig.from_pretrained(golden(name))
+    shapes = _core.param_shapes(build_spec(config, dtype="float32", max_model_len=8, mtp=MtpFormat()))
+    layer = f"model.layers.{config.num_hidden_layers}"
+    with Checkpoint(golden(name)) as checkpoint:
+        stored = list(checkpoint.tensors)
+    for own in ("final_layernorm", "shared_head.norm", None):
+        names = [*stored, f"{layer}.{own}.weight"] if own else stored
+        found = find_tensors(config, shapes, names).sources[f"{layer}.shared_head.norm.weight"]
+        assert found.tensor == (f"{layer}.{own}.weight" if own else "model.norm.weight")
 
 
 def test_an_expert_of_a_stacked_tensor_is_used_in_place_and_let_go_of_alone(monkeypatch):

@@ -450,6 +450,7 @@ BAILING_MOE = TensorNames(
         "self_attn.q_norm": "attention.query_layernorm",
         "self_attn.k_norm": "attention.key_layernorm",
         "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
+        "shared_head.norm": ("final_layernorm", "shared_head.norm"),
     },
     stacked=_STACKED,
     outside={"embed_tokens": "word_embeddings"},
@@ -573,6 +574,7 @@ BAILING_HYBRID = replace(
         "self_attn.o_proj": ("attention.dense", "self_attn.o_proj"),
         **_SHARED_EXPERTS,
         "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
+        "shared_head.norm": BAILING_MOE.renamed["shared_head.norm"],
     },
 )
 
