@@ -131,11 +131,6 @@ REFUSED: tuple[Refused, ...] = (
         "Qwen3VLMoeForConditionalGeneration",
     ),
     Refused(
-        "Phi4MMForCausalLM",
-        "linears that have adapters of their own for images and speech beside them (`vision_lora`, `speech_lora`)",
-        "Phi4MultimodalForCausalLM",
-    ),
-    Refused(
         "Ernie4_5_VLMoeForConditionalGeneration",
         "two sets of experts, for text and for images, of unequal sizes (`moe_intermediate_size` is a list)",
         "Ernie4_5_MoeForCausalLM",

@@ -44,7 +44,7 @@ _CONSUMED = frozenset(  # by config.json, and by what follows the pooling
     f"{name}.weight" for name in ("rope_freqs", "rope_factors_long", "rope_factors_short", *GGUF_DENSE)
 )
 _BY_HEAD = ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight")  # a matrix for each head
-_FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")  # columns, or a row for each group
+_FLAT = (".A_log", ".mamba.D", ".mamba.norm.weight")  # columns, or a row for each group
 _READABLE = frozenset(PLAIN.values())
 
 Sources = Mapping[str, Source]
@@ -129,8 +129,8 @@ class GgufTensors(MappedTensors):
             array = source.transpose(array)
         if source.column_order is not None:
             array = np.ascontiguousarray(array[:, source.column_order])
-        if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log)
-            array, target = convert(np.log(-array), "float32", dtype, name=name), dtype
+        if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log); of Ling 3, exp(A_log)
+            array, target = convert(np.log(np.abs(array)), "float32", dtype, name=name), dtype
         if scale != 1:
             array, target = convert(array * np.float32(scale), "float32", dtype, name=name), dtype
         if offset:
@@ -214,8 +214,8 @@ class GgufCheckpoint(GgufTensors):
                 shape = shape[0] * shape[1], shape[2]
             elif name.endswith(_FLAT):
                 shape = (math.prod(shape),)
-            elif name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
-                shape = shape[0], 1, shape[1]
+            elif name.endswith(("conv1d.weight", ".conv.conv.weight")):  # with axes of length 1, or without
+                shape = math.prod(shape[:-1]), 1, shape[-1]
             dtype = PLAIN.get(tensor.type, tensor.type)
             own = [TensorInfo(name, dtype, shape, tensor.file, tensor.offset, tensor.nbytes)]
             if (pattern := MATRICES.get(tensor.name.removesuffix(".weight"))) and len(shape) == 3:

@@ -195,8 +195,9 @@ def has_mtp_head(config: ModelConfig, stored: Collection[str] | None, names: Ten
     `names`: how the files call what they hold; None: as the family of the model does.
     """
     of_family = family_of(config.architecture).names
-    if stored is None or not (of_family.mtp or of_family.later_layers):
-        return bool(of_family.mtp or of_family.later_layers)
+    may_have = of_family.reads_head and bool(of_family.mtp or of_family.later_layers)
+    if stored is None or not may_have:
+        return may_have
     return all(_has_module_of_head(config, stored, names, module) for module in _OF_HEAD)
 
 
@@ -248,6 +249,9 @@ def _number(layer: str) -> int:
 
 _OLD_KINDS = {".weight": ".gamma", ".bias": ".beta"}
 
+# As PEFT calls a linear beside which there are adapters, and what these are behind its name.
+_BASE, _ADAPTER = ".base_layer", (".lora_A.", ".lora_B.")
+
 
 class _Files:
     """The contents of the files, and their names; the arguments are those of `find_by_names`."""
@@ -294,9 +298,16 @@ class _Files:
         return next(there, None) or _likely_name(candidates, self.stored)
 
     def own_name(self, module: str, kind: str) -> str:
-        """The name of a module's weight or bias; files of BERT that TensorFlow wrote say gamma and beta of norms."""
-        old = f"{module}{_OLD_KINDS.get(kind, kind)}"
-        return old if f"{module}{kind}" not in self.stored and old in self.stored else f"{module}{kind}"
+        """The name of a module's weight or bias.
+
+        Files of BERT that TensorFlow wrote say gamma and beta of norms, and a linear beside which there are adapters is
+        their base layer.
+        """
+        name = f"{module}{kind}"
+        others = [f"{module}{_OLD_KINDS.get(kind, kind)}"]
+        if self.names.has_adapters:
+            others.append(f"{module}{_BASE}{kind}")
+        return next((other for other in (name, *others) if other in self.stored), name)
 
     def num_rows(self, parameter: _Parameter, modules: Sequence[str]) -> list[int]:
         """How many rows the engine's modules have, in the layer of the parameter."""
@@ -331,6 +342,8 @@ class _Files:
     def is_other_part(self, tensor: str) -> bool:
         """True if a tensor belongs to a part of the model that is not computed."""
         if self.names.not_read and tensor.startswith(self.names.not_read):
+            return True
+        if self.names.has_adapters and any(part in tensor for part in _ADAPTER):
             return True
         if self.is_wrapped and not tensor.startswith((self.model, f"{self.head}{self.lm_head}.")):
             return True
@@ -384,7 +397,7 @@ def _norm_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
     """
     if parameter.module != "shared_head.norm":
         return None
-    if files.tensor(parameter, parameter.module) + parameter.kind in files.stored:
+    if files.found(parameter, parameter.pattern, parameter.module) + parameter.kind in files.stored:
         return None
     return _outside(files, _parse(f"model.norm{parameter.kind}", parameter.shape, ()))
 

@@ -23,6 +23,7 @@ __all__ = [
     "MODEL_NAMES",
     "NEUTRAL_KEYS",
     "STACKED",
+    "UNCLEAR",
     "WHOLE_NAMES",
     "Architecture",
 ]
@@ -145,6 +146,10 @@ _LAYER_NAMES = {
     "indexer.attn_k": "self_attn.indexer.wk",
     "indexer.k_norm": "self_attn.indexer.k_norm",
     "indexer.proj": "self_attn.indexer.weights_proj",
+    # The indexers of heads of keys, which choose blocks.
+    "indexer.q_proj": "self_attn.indexer.q_proj",
+    "indexer.k_proj": "self_attn.indexer.k_proj",
+    "indexer.q_norm": "self_attn.indexer.q_norm",
     # The gated delta rule.
     "ssm_in": "linear_attn.in_proj_qkvz",
     "ssm_ba": "linear_attn.in_proj_ba",
@@ -166,6 +171,10 @@ _LAYER_NAMES = {
     "nextn.shared_head_head": "shared_head.head",
 }
 _STATES = {"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"}
+# The delta rule with a decay of each element.
+_KIMI = {f"ssm_conv1d_{part}": f"linear_attn.{part}_conv1d" for part in "qkv"}
+_KIMI |= {f"ssm_{name}": f"linear_attn.{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
+_KIMI |= {"ssm_beta": "linear_attn.b_proj"}
 _MAMBA = {f"ssm_{name}": f"mamba.{name}" for name in ("conv1d", "norm")}
 _MAMBA |= {f"ssm_{name}": f"mamba.{name}_proj" for name in ("in", "out")}
 _NORM_BEFORE_MLP = {"ffn_norm": "pre_feedforward_layernorm"}  # where another stands behind attention
@@ -198,7 +207,8 @@ _GEMMA4 = {
 # them.
 JOINED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        # In Kimi Linear, layers of the delta rule have all three.
+        "self_attn.qkv_proj": tuple(f"{mixer}.{part}_proj" for mixer in ("self_attn", "linear_attn") for part in "qkv"),
         "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     }
 )
@@ -239,6 +249,10 @@ MAMBA_WHOLE_NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 _QKV_BIAS = ("attn_q.bias", "attn_qkv.bias")
+
+LayersKind = Literal[
+    "", "latent", "state", "latent and state", "conv", "mamba", "heads", "heads and gates", "blocks", "streams"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +295,10 @@ class Architecture:
     shaped_layers : bool
         Layers without a window have heads of their own, and others of the keys of `layer_shapes.py` may differ, too.
     layers : str
-        What layers have that a module of its own reads from the metadata: "latent", "state", "conv", "mamba",
-        "heads", where those with a window have other heads of keys, "streams", where there are several, or nothing.
+        What layers have that a module of its own reads from the metadata: "latent", "state", "latent and state",
+        "conv", "mamba", "heads", where those with a window have other heads of keys, "heads and gates", where they
+        also have gates, "blocks", where heads of keys choose blocks of these, "streams", where there are several, or
+        nothing.
     renamed : Mapping of str to str, or to several
         As `TensorNames` has it, behind the names of `layer_names`.
     gated_q, delta_by_head : bool
@@ -314,7 +330,7 @@ class Architecture:
     yarn: Mapping[str, object] = field(default_factory=dict)
     local_rope: bool = False
     shaped_layers: bool = False
-    layers: Literal["", "latent", "state", "conv", "mamba", "heads", "streams"] = ""
+    layers: LayersKind = ""
     renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     gated_q: bool = False
     delta_by_head: bool = False
@@ -359,6 +375,8 @@ _DEEPSEEK_DEFAULTS = {  # what a file does not say is not there
     "n_shared_experts": 0,
     "first_k_dense_replace": 0,
 }
+_Q_K_V_OF_STATES = {f"linear_attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"}
+_Q_K_V_OF_STATES |= {"linear_attn.out_proj": "self_attn.o_proj"}
 _ONE_NORM = {"post_attention_layernorm": "input_layernorm"}
 _LFM2_NAMES = {"token_embd_norm": "model.norm"}  # as the final norm is called, since its checkpoints say embedding_norm
 _LLAMA_BIASES = {"attention_bias": _QKV_BIAS, "mlp_bias": ("ffn_down.bias",)}
@@ -580,8 +598,19 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             where={"expert_count=128": {"use_qk_norm": False}},
         ),
         "mellum": Architecture("mellum", local_rope=True, defaults={"norm_topk_prob": True}),
+        # YaRN stretches layers without a window alone.
+        "laguna": Architecture(
+            "laguna",
+            layers="heads and gates",
+            local_rope=True,
+            layer_names={"attn_gate": "self_attn.gate_proj"},
+            keys={key: own for key, own in _DEEPSEEK_KEYS.items() if not key.startswith("expert_group")},
+            defaults={"sliding_window": None, "norm_topk_prob": False, "routed_scaling_factor": 1.0},
+            neutral=_SIGMOID,
+        ),
         "bailingmoe2": Architecture(
             "bailing_moe_v2",
+            layer_names={"layer_output_norm": "shared_head.norm"},
             keys={**_DEEPSEEK_KEYS, "expert_shared_feed_forward_length": ""},
             defaults=_DEEPSEEK_DEFAULTS,
             neutral=_SIGMOID,
@@ -643,6 +672,23 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             keys={"expert_feed_forward_length": "intermediate_size"},
             neutral={**_SIGMOID, "expert_weights_norm": (True,)},
         ),
+        # The number of blocks that a token reads is in the key top_k. Alpha and limit of the activation are those of
+        # gpt-oss: llama.cpp's src/llama-graph.cpp. The tensors tell the width of the expert of all tokens.
+        "minimax-m3": Architecture(
+            "minimax_m3_vl_text",
+            layers="blocks",
+            norm_offset=1.0,
+            keys={
+                "expert_shared_count": "",
+                "expert_weights_scale": "routed_scaling_factor",
+                "attention.indexer.head_count": "index_n_heads",
+                "attention.indexer.key_length": "index_head_dim",
+                "attention.indexer.top_k": "index_topk_blocks",
+                "attention.indexer.block_size": "index_block_size",
+                "attention.indexer.local_blocks": "index_local_blocks",
+            },
+            neutral=_SIGMOID,
+        ),
         "qwen3next": Architecture(
             "qwen3_next",
             norm_offset=1.0,
@@ -672,6 +718,46 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             defaults=_DEEPSEEK_DEFAULTS,
             keys=_DEEPSEEK_KEYS,
             neutral={"expert_gating_func": (0, 1, 2)},
+        ),
+        # Mistral Small 4. A file does not say how its queries grow with their position: it is what transformers takes
+        # where a config.json says nothing.
+        "mistral4": Architecture(
+            "mistral4",
+            layers="latent",
+            defaults=_DEEPSEEK_DEFAULTS,
+            keys=_DEEPSEEK_KEYS,
+            yarn={"llama_4_scaling_beta": 0.1},
+        ),
+        # The q, k and v of both kinds of layers have the same names. Weights of experts are divided by their sum:
+        # llama.cpp's src/models/kimi-linear.cpp.
+        "kimi-linear": Architecture(
+            "kimi_linear",
+            layers="latent and state",
+            layer_names=_KIMI,
+            renamed=_Q_K_V_OF_STATES,
+            keys=_DEEPSEEK_KEYS,
+            defaults={**_DEEPSEEK_DEFAULTS, "norm_topk_prob": True},
+            neutral=_SIGMOID,
+        ),
+        # Ling 3. Linears of decays and gates are whole, under the names of the first of two.
+        "bailingmoe3": Architecture(
+            "bailing_hybrid",
+            layers="latent and state",
+            layer_names={
+                **_KIMI,
+                "ssm_f_a": "linear_attn.f_proj",
+                "ssm_g_a": "linear_attn.g_proj",
+                "attn_gate": "self_attn.gate_proj",
+                "layer_output_norm": "shared_head.norm",
+            },
+            renamed=_Q_K_V_OF_STATES,
+            keys={
+                **_DEEPSEEK_KEYS,
+                "expert_shared_feed_forward_length": "",
+                "kda.gate_lower_bound": "kda_lower_bound",
+            },
+            defaults={**_DEEPSEEK_DEFAULTS, "full_attention_interval": None},
+            neutral={**_SIGMOID, "kda.safe_gate": (True,)},
         ),
         # DeepSeek V3.2 and GLM-5.
         "deepseek32": Architecture(
@@ -737,6 +823,36 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             biases={"use_qk_norm": ("attn_q_norm.weight",)},
         ),
         "cohere2": Architecture("cohere2", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),
+        # With an epsilon of RMSNorm all norms are such. The layers before the first one with experts turn even where
+        # they have no window. A file says how experts are scored if its config.json did, of which a softmax is the
+        # default in transformers.
+        "cohere2moe": Architecture(
+            "cohere2_moe",
+            rope_pairs="neighbours",
+            where={
+                "expert_gating_func=1": {"expert_selection_fn": "softmax"},
+                "expert_gating_func=2": {"expert_selection_fn": "sigmoid"},
+            },
+            keys={
+                "expert_count": "num_experts",
+                "leading_dense_block_count": "first_k_dense_replace",
+                "expert_shared_feed_forward_length": "",
+                "attention.layer_norm_epsilon": "layer_norm_eps",
+                "logit_scale": "logit_scale",
+            },
+            defaults={"norm_topk_prob": False, "n_shared_experts": 0, "first_k_dense_replace": 0},
+            neutral={"expert_gating_func": (0, 1, 2)},
+        ),
     }
 )
 """The architectures that are read, by `general.architecture`."""
+
+UNCLEAR: Mapping[str, str] = MappingProxyType(
+    {
+        "baichuan": "no key or tensor says whether lm_head counts as divided by the lengths of its rows, as in "
+        "Baichuan 2, or has been divided already; nor does any say that positions come from ALiBi, as in 13B",
+        "phimoe": "the file says another factor of RoPE than the model has (short_mscale, long_mscale), and llama.cpp "
+        "computes other norms and another choice of experts than the model",
+    }
+)
+"""Architectures whose files leave out what a family that is here needs: what that is."""

@@ -12,10 +12,16 @@ import numpy.typing as npt
 
 from infinilm.checks import as_integer
 from infinilm.errors import ConfigError, WeightError
-from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
+from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, UNCLEAR, Architecture
 from infinilm.gguf.file import GgufFile
-from infinilm.gguf.mixing_layers import conv_layers, latent_layers, mamba_layers, state_layers
-from infinilm.gguf.shaped_layers import alike_layers, heads_of_windows, layers_of_streams
+from infinilm.gguf.mixing_layers import conv_layers, latent_and_state_layers, latent_layers, mamba_layers, state_layers
+from infinilm.gguf.shaped_layers import (
+    alike_layers,
+    heads_and_gates,
+    heads_of_windows,
+    layers_of_blocks,
+    layers_of_streams,
+)
 from infinilm.gguf.vocabulary import end_ids, special_id
 from infinilm.unsupported import unsupported
 
@@ -44,6 +50,11 @@ def architecture_of(gguf: GgufFile) -> Architecture:
             raise ConfigError(f"{gguf.path}: {_NO_MODELS[kind]}")
     if not isinstance(name, str):
         raise ConfigError(f"{gguf.path}: general.architecture, which names the kind of model, is missing or no text")
+    if name in UNCLEAR:
+        raise ConfigError(
+            f"{gguf.path}: general.architecture {name!r} is not supported\nmissing: {UNCLEAR[name]}\n"
+            "pass the safetensors of the model, which are read"
+        )
     if name not in ARCHITECTURES:
         where = "docs/formats.md lists those that are"
         raise unsupported(f"{gguf.path}: general.architecture", name, ARCHITECTURES, where)
@@ -226,7 +237,7 @@ def _rope(m: _Model) -> None:
         m.values["partial_rotary_factor"] = rotary / head_dim
     scaling = _rope_scaling(m)
     if scaling and scaling["rope_type"] == "yarn":
-        scaling |= m.row.yarn
+        scaling = {**m.row.yarn, **scaling}
         spread = m.said.get("rope.scaling.yarn_log_multiplier")
         if m.row.layers == "latent" and isinstance(spread, float) and spread:
             # The file has a tenth of it, and nothing of mscale, which llama.cpp takes to be the same.
@@ -270,9 +281,12 @@ _KINDS_OF_LAYERS = {
     "shaped": alike_layers,
     "latent": latent_layers,
     "state": state_layers,
+    "latent and state": latent_and_state_layers,
     "conv": conv_layers,
     "mamba": mamba_layers,
     "heads": heads_of_windows,
+    "heads and gates": heads_and_gates,
+    "blocks": layers_of_blocks,
     "streams": layers_of_streams,
 }
 

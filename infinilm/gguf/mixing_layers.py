@@ -8,7 +8,7 @@ from infinilm.checks import as_integer
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
 
-__all__ = ["conv_layers", "latent_layers", "mamba_layers", "state_layers"]
+__all__ = ["conv_layers", "latent_and_state_layers", "latent_layers", "mamba_layers", "state_layers"]
 
 
 def latent_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -79,6 +79,40 @@ def state_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dic
         kinds = ["linear_attention" if state else "full_attention" for state in recurrent[:num_layers]]
         values |= {"layer_types": kinds, "full_attention_interval": None}
     return rest, values
+
+
+def latent_and_state_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata without those of latent attention and of the delta rule, and the keys of config.json.
+
+    Layers with a state are those without heads of keys. They have as many heads as attention has. `said`, errors: as
+    those of `latent_layers`.
+    """
+    rest = dict(said)
+
+    def key(name: str) -> str:
+        return f"{gguf.path}: {prefix}{name}"
+
+    taps = as_integer(key("ssm.conv_kernel"), rest.pop("ssm.conv_kernel", None))
+    size = as_integer(key("kda.head_dim"), rest.pop("kda.head_dim", None))
+    num_layers = as_integer(key("block_count"), said.get("block_count"))
+    counts = said.get("attention.head_count_kv")
+    if not isinstance(counts, list) or len(counts) != num_layers:
+        raise ConfigError(
+            f"{key('attention.head_count_kv')} is {counts!r:.80}; expected a list that has one number for each of the "
+            f"{num_layers} layers: 0 where it has a state"
+        )
+    if "attention.key_length_mla" in rest:  # the converter writes a head_dim that is of no math
+        rest["attention.value_length"] = rest.get("attention.kv_lora_rank")
+    rest, values = latent_layers(gguf, prefix, rest)
+    heads = rest.get("attention.head_count")
+    for part in ("key", "value"):
+        values |= {f"linear_num_{part}_heads": heads, f"linear_{part}_head_dim": size}
+    later = as_integer(key("nextn_predict_layers"), said.get("nextn_predict_layers", 0), least=0, below=num_layers)
+    kinds = ["full_attention" if count else "linear_attention" for count in counts[: num_layers - later]]
+    for clamp, name in (("swiglu_clamp_exp", "swiglu_limits"), ("swiglu_clamp_shexp", "swiglu_limits_shared")):
+        if (limits := rest.pop(clamp, None)) is not None:
+            values[name] = limits
+    return rest, {**values, "linear_conv_kernel_dim": taps, "layer_types": kinds}
 
 
 def conv_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reads from the metadata of a GGUF file what differs between layers with a window and those without."""
+"""Reads from the metadata of a GGUF file what differs between layers: those with a window, or with experts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from statistics import NormalDist
 from typing import Any
 
+from infinilm.checks import as_integer
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
 
-__all__ = ["alike_layers", "heads_of_windows", "layers_of_streams"]
+__all__ = ["alike_layers", "heads_and_gates", "heads_of_windows", "layers_of_blocks", "layers_of_streams"]
 
 _OF_WINDOWS = {
     "attention.key_length_swa": "attention.key_length",
@@ -99,6 +100,55 @@ def heads_of_windows(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple
     return rest, values
 
 
+def heads_and_gates(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata as `heads_of_windows` does, with keys of config.json for gates and for RoPE, too.
+
+    Where the file does not list the layers with a window, they are all but each fourth one, from the first on. The
+    outputs of a layer's gate say whether it has one for each head or for each element. `said`, errors: as those of
+    `heads_of_windows`.
+    """
+    rest = dict(said)
+    layers = as_integer(f"{gguf.path}: {prefix}block_count", rest.get("block_count"))
+    pattern = rest.get("attention.sliding_window_pattern", 4)
+    if not rest.get("attention.sliding_window"):
+        pattern = [False] * layers
+    elif isinstance(pattern, int):
+        period = as_integer(f"{gguf.path}: {prefix}attention.sliding_window_pattern", pattern)
+        pattern = [layer % period != 0 for layer in range(layers)]
+    rest["attention.sliding_window_pattern"] = pattern
+    turned = rest.pop("rope.dimension_count_swa", None)
+    rest, values = heads_of_windows(gguf, prefix, rest)
+    del values["v_head_dim"]
+    if "attention.value_length" in said:
+        rest["attention.value_length"] = said["attention.value_length"]
+    if turned is not None:
+        size = as_integer(f"{gguf.path}: {prefix}attention.key_length", rest.get("attention.key_length"))
+        name = f"{gguf.path}: {prefix}rope.dimension_count_swa"
+        values["swa_partial_rotary_factor"] = as_integer(name, turned, below=size + 1) / size
+    heads = said.get("attention.head_count")
+    heads_of_first = heads[0] if isinstance(heads, list) and heads else heads
+    outputs = _rows_of(gguf, "blk.0.attn_gate.weight", "gating")
+    values["gating"] = "per-head" if outputs == heads_of_first else "per-element"
+    return rest, values
+
+
+def layers_of_blocks(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata without the number of layers before experts, and the keys of config.json that it stands for.
+
+    In layers with experts, and only there, heads of keys choose the blocks that a token reads. `said`: by their keys
+    behind `prefix`. ConfigError: no number, or no such tensor.
+    """
+    rest = dict(said)
+    layers = as_integer(f"{gguf.path}: {prefix}block_count", rest.get("block_count"))
+    later = rest.get("nextn_predict_layers", 0)
+    layers -= as_integer(f"{gguf.path}: {prefix}nextn_predict_layers", later, least=0, below=layers)
+    key = "leading_dense_block_count"
+    dense = as_integer(f"{gguf.path}: {prefix}{key}", rest.pop(key, 0), least=0, below=layers)
+    shared = _rows_of(gguf, f"blk.{dense}.ffn_up_shexp.weight", "shared_expert_intermediate_size")
+    kinds = ["none"] * dense + ["full"] * (layers - dense)
+    return rest, {"indexer_types": kinds, "shared_expert_intermediate_size": shared}
+
+
 def layers_of_streams(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metadata without what Gemma 3n says of each layer, and its keys of config.json.
 
@@ -119,10 +169,15 @@ def layers_of_streams(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tupl
         ("laurel_rank", "blk.0.laurel_l.weight"),
         ("vocab_size_per_layer_input", "per_layer_token_embd.weight"),
     ):
-        if tensor not in gguf.tensors:
-            raise ConfigError(f"{gguf.path}: has no tensor {tensor!r}, which says {key}")
-        values[key] = gguf.tensors[tensor].shape[0]
+        values[key] = _rows_of(gguf, tensor, key)
     return rest, values
+
+
+def _rows_of(gguf: GgufFile, tensor: str, key: str) -> int:
+    """The rows of a tensor, which say what a key of config.json does. ConfigError: there is no such tensor."""
+    if tensor not in gguf.tensors:
+        raise ConfigError(f"{gguf.path}: has no tensor {tensor!r}, which says {key}")
+    return gguf.tensors[tensor].shape[0]
 
 
 def _heads_by_kind(gguf: GgufFile, key: str, heads: list[Any], pattern: list[Any]) -> tuple[Any, Any]:

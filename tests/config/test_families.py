@@ -1173,3 +1173,26 @@ def test_heads_and_gates_of_laguna() -> None:
     for key, value in (("gating", "none"), ("num_attention_heads_per_layer", [16])):
         with pytest.raises(ConfigError, match=key):
             LlamaConfig.from_dict({**values, key: value})
+
+
+def test_parameters_of_rope_of_the_one_kind_of_layers_that_there_is() -> None:
+    """As Laguna M says them, whose layers have no window."""
+    full = {"rope_type": "default", "rope_theta": 70000.0, "partial_rotary_factor": 0.25}
+    values = {"model_type": "laguna", "num_hidden_layers": 2, "rope_parameters": {"full_attention": full}}
+    config = LlamaConfig.from_dict({**values, "layer_types": ["full_attention"] * 2})
+    assert (config.rope_theta, config.partial_rotary_factor) == (70000.0, 0.25)
+    with pytest.raises(ConfigError, match="has parameters of 'full_attention', which LagunaForCausalLM does not take"):
+        LlamaConfig.from_dict({**values, "layer_types": ["full_attention", "sliding_attention"]})
+
+
+def test_limits_of_activations_of_ling() -> None:
+    """Also of layers behind the last, or not of all that there are."""
+    values = {"model_type": "bailing_hybrid", "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 32}
+    values["num_key_value_heads"] = 4
+    limits = {"expert_swiglu_limit_list": [None, 0.5, 0.75, 9.0], "share_expert_swiglu_limit_list": [0.25]}
+    config = LlamaConfig.from_dict(values | limits | {"first_k_dense_replace": 1})
+    layers = build_spec(config, dtype="float32", max_model_len=8).layers
+    assert (layers[0].mlp.activation, layers[0].mlp.limit) == ("clamped_silu", 0.25)
+    assert [(own.experts.expert.limit, own.experts.shared.limit) for own in layers[1:]] == [(0.5, 0), (0.75, 0)]
+    with pytest.raises(ConfigError, match="swiglu_limits must be null or a list of num_hidden_layers = 3 numbers >= 0"):
+        LlamaConfig.from_dict({**values, "expert_swiglu_limit_list": [-1.0, 0.0, 0.0]})

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from gguf_files.conversion import Types, interleave, plain, rope_metadata
 from gguf_files.mixing import (
+    kimi_tensor,
     latent_metadata,
     latent_tensors,
     later_layer,
+    ling_tensors,
     mamba_tensors,
     name_in_later_layer,
     state_tensors,
@@ -93,6 +95,13 @@ _INDEXED = {
     "attention.indexer.key_length": "index_head_dim",
     "attention.indexer.top_k": "index_topk",
 }
+_BLOCKS = {
+    "attention.indexer.head_count": 2,
+    "attention.indexer.key_length": 16,
+    "attention.indexer.top_k": 3,
+    "attention.indexer.block_size": 4,
+    "attention.indexer.local_blocks": 1,
+}
 _STATES = {
     **{"attention.key_length": "head_dim", "attention.value_length": "head_dim"},
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -120,6 +129,22 @@ _QWEN35 = Rules(
     norm_offset=1,
     keys={**_STATES, "attention.recurrent_layers": As("bool", [True, True, True, False, False])}
     | {"nextn_predict_layers": 1},
+)
+
+_COHERE2_MOE = Rules(
+    "cohere2moe",
+    keys={**_EXPERTS, **_WINDOW, "logit_scale": "logit_scale", "rope.scaling.type": b"none"}
+    | {"leading_dense_block_count": 1, "expert_weights_norm": True, "expert_shared_count": 2}
+    | {"expert_shared_feed_forward_length": 80, "rope.dimension_count": 16}
+    | {"attention.sliding_window_pattern": As("bool", [False, True, True, False])},
+)
+
+_LAGUNA = Rules(
+    "laguna",
+    keys={**_EXPERTS, **_WINDOW, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+    | {"expert_weights_norm": True, "expert_weights_scale": "moe_routed_scaling_factor", "expert_gating_func": 2}
+    | {"leading_dense_block_count": 1, "attention.head_count": As("int32", [4, 6, 6])}
+    | {"rope.dimension_count": 8, "rope.dimension_count_swa": 16, "rope.freq_base_swa": 10000.0},
 )
 
 _NO_MULTIPLIERS = {
@@ -249,6 +274,48 @@ FAMILIES = {
             "interleave_moe_layer_step": 1,
         },
     ),
+    "kimi-linear": Rules(
+        "kimi-linear",
+        keys={**_EXPERTS, "expert_shared_count": "num_shared_experts", "expert_weights_scale": "routed_scaling_factor"}
+        | {"leading_dense_block_count": "first_k_dense_replace", "expert_gating_func": 2}
+        | {"expert_group_used_count": "topk_group"},
+    ),
+    "ling3": Rules(
+        "bailingmoe3",
+        keys={**_DEEPSEEK, "expert_shared_count": "num_shared_experts", "expert_shared_feed_forward_length": 16}
+        | {"expert_gating_func": 2, "ssm.conv_kernel": "short_conv_kernel_size", "kda.head_dim": "head_dim"}
+        | {"kda.safe_gate": True, "kda.gate_lower_bound": "kda_lower_bound"}
+        | {"swiglu_clamp_exp": As("float32", [0.0] * 5), "swiglu_clamp_shexp": As("float32", [0.0] * 5)}
+        | {"nextn_predict_layers": 1},
+    ),
+    "cohere2-moe": _COHERE2_MOE,
+    "cohere2-moe-rms": replace(
+        _COHERE2_MOE,
+        keys=_COHERE2_MOE.keys
+        | {"leading_dense_block_count": 0, "expert_weights_norm": False, "expert_shared_count": 1}
+        | {"expert_shared_feed_forward_length": 40, "expert_gating_func": 2}
+        | {"attention.sliding_window_pattern": As("bool", [True, False, True])},
+        known={"shared_expert_combination_strategy": "average"},
+    ),
+    "laguna": _LAGUNA,
+    "minimax-m3": Rules(
+        "minimax-m3",
+        norm_offset=1,
+        keys={**_BLOCKS, "expert_feed_forward_length": "intermediate_size", "expert_shared_count": 1}
+        | {"expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": True, "expert_gating_func": 2}
+        | {"leading_dense_block_count": 1},
+    ),
+    "mistral4": Rules(
+        "mistral4",
+        keys=_DEEPSEEK,
+        known={
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 8},
+                **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+                "llama_4_scaling_beta": 0.1,
+            }
+        },
+    ),
     "glm4-moe": Rules("glm4moe", keys={**_DEEPSEEK, "expert_gating_func": 2}),
     "trinity": Rules("afmoe", keys={**_DEEPSEEK, **_WINDOW}),
     "dots1": Rules("dots1", keys={**_DEEPSEEK, "expert_gating_func": 2}),
@@ -376,6 +443,7 @@ FAMILIES = {
 }
 """By their name in tests/golden."""
 
+_MLP = ("gate", "up", "down")
 _ROUTER_SCALES = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
 _USUAL = {
     "context_length": "max_position_embeddings",
@@ -434,6 +502,14 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
     if "qk_rope_head_dim" in text:
         of_values = {} if text.get("v_head_dim") else {"v_head_dim": full.v_head_dim}
         said |= latent_metadata({**text, **of_values}, scaling, split=rules.split)
+    if "linear_attn_config" in text:  # Kimi Linear, of which head_dim is of no math
+        own = text["linear_attn_config"]
+        heads = [int(layer + 1 in own["full_attn_layers"]) for layer in range(full.num_hidden_layers)]
+        said |= {"attention.value_length": text["head_dim"], "attention.head_count_kv": As("int32", heads)}
+        said |= {"kda.head_dim": own["head_dim"], "ssm.conv_kernel": own["short_conv_kernel_size"]}
+    if "layer_group_size" in text:  # Ling 3, with the same of head_dim, and a layer behind the last
+        heads = [int((layer + 1) % text["layer_group_size"] == 0) for layer in range(full.num_hidden_layers)]
+        said |= {"attention.value_length": text["head_dim"], "attention.head_count_kv": As("int32", [*heads, 1])}
     mixers = [layer.mixer for layer in decoder_spec(full, 256).layers]
     mamba = next((mixer for mixer in mixers if isinstance(mixer, MambaSpec)), None)
     if mamba:
@@ -483,7 +559,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
     has_experts = rules.arch.startswith("granite") and bool(text.get("num_local_experts"))  # of Granite
     with Checkpoint(folder) as checkpoint:
         for name in sorted(checkpoint.tensors):
-            if any(part in name for part in ("vis", "connector", "projector", "mtp_layers", ".act_fn.")):
+            if any(part in name for part in ("vis", "connector", "projector", "patch_merge", "mtp_layers", ".act_fn.")):
                 continue
             array = checkpoint.array(name)
             if checkpoint.info(name).dtype == "bfloat16":
@@ -506,6 +582,21 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             if rules.arch in ("gemma3n", "gemma4"):
                 yield name if name.endswith((".weight", "_scale", ".scale")) else f"{name}.weight", array
                 continue
+            if rules.arch == "mistral4" and ".experts." in name:  # stays in one
+                yield f"{name}.weight", array
+                continue
+            if rules.arch == "bailingmoe3":
+                yield from ling_tensors(name, array, text, experts)
+                continue
+            if rules.arch == "kimi-linear" and "self_attn." in name and "kv_b_proj" not in name:
+                yield kimi_tensor(name, array)
+                continue
+            if ".block_sparse_moe." in name and name.endswith(
+                tuple(f".block_sparse_moe.{m}_proj.weight" for m in _MLP)
+            ):
+                name = name.replace("block_sparse_moe", "mlp")  # as the hub has layers without experts
+            if name.endswith(".experts.e_score_correction_bias"):  # of Laguna
+                name = name.replace(".experts.", ".gate.")
             of_gate_up = ".experts.gate_up_proj" in name
             if of_gate_up or ".experts.down_proj" in name:
                 kind = "bias" if name.endswith("_bias") else "weight"
@@ -619,8 +710,9 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
     metadata = _metadata(config, rules) | _numbers_of_xielu(folder)
     known = {name: a for a, name in gguf.MODEL_ARCH_NAMES.items()}
     arch = known.get(rules.arch, gguf.MODEL_ARCH.GLM_DSA)  # a package that knows no deepseek32 knows the same names
-    # The map of a family may lack tensors of a layer without experts, and those of MTP heads.
-    others = gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GLM4_MOE
+    # The map of a family may lack tensors of a layer without experts, those of MTP heads, and gates where the package
+    # does not know the family.
+    others = tuple(getattr(gguf.MODEL_ARCH, name) for name in ("LLAMA", "GLM4_MOE", "STEP35", "KIMI_LINEAR"))
     maps = [gguf.get_tensor_name_map(a, metadata[f"{rules.arch}.block_count"]) for a in (arch, *others)]
     tensors = {}
     if later := metadata.get(f"{rules.arch}.nextn_predict_layers"):
@@ -635,6 +727,8 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
             continue
         name = name.removeprefix("transformer.") if rules.arch == "bloom" else name
         to = next((to for names in maps if (to := names.get_name(name, suffixes))), None)
+        if (of_blocks := name.partition(".self_attn.index_"))[1]:  # of MiniMax M3, in newer packages
+            to = f"blk.{name.split('.')[2]}.indexer.{of_blocks[2]}"
         assert to is not None, name
         is_plain = (
             array.ndim == 1
@@ -643,6 +737,7 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
             or ".ffn_gate_inp" in to
             or "conv1d" in to
             or "shortconv.conv" in to
+            or ".indexer." in to
         )
         tensors[to] = quantise("F32" if is_plain else types(to), np.ascontiguousarray(array))
     if rules.arch == "gemma4":  # the first quarter of a head turns

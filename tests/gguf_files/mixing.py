@@ -40,6 +40,40 @@ def latent_tensors(name: str, array: Array, text: dict[str, Any], *, split: bool
     yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(of_heads[:, nope:])
 
 
+def kimi_tensor(name: str, array: Array) -> tuple[str, Array]:
+    """A tensor of attention of Kimi Linear, which may be of the delta rule."""
+    if name.endswith("A_log"):
+        return name, -np.exp(array)
+    if name.endswith("conv1d.weight"):
+        return name, array.reshape(1, len(array), 1, -1)
+    return name.replace("dt_bias", "dt_proj.bias"), array
+
+
+def ling_tensors(
+    name: str, array: Array, text: dict[str, Any], experts: dict[str, list[Array]]
+) -> Iterator[tuple[str, Array]]:
+    """A tensor of Ling 3, whose linears of decays and gates have the names of the first of two; see `experts` there."""
+    before, is_expert, after = name.partition(".experts.")
+    if is_expert:
+        experts.setdefault(f"{before}.experts.{after.partition('.')[2]}", []).append(array)
+        return
+    module = name.rpartition("attention.")[2]
+    has_state = name.startswith("model.layers.") and (int(name.split(".")[2]) + 1) % text["layer_group_size"] != 0
+    renamed = {"f_proj.weight": "f_a_proj.weight", "dense.weight": "o_proj.weight", "dt_bias": "dt_proj.bias"}
+    if has_state:
+        renamed["g_proj.weight"] = "g_a_proj.weight"
+    if module == "A_log":
+        array = np.exp(array).reshape(-1, 1)
+    elif module.endswith("conv1d.weight"):
+        array = array.reshape(1, len(array), 1, -1)
+    if module.endswith("kv_b_proj.weight"):
+        yield from latent_tensors(name.replace("attention.", "self_attn."), array, text, split=True)
+        return
+    name = name.replace("attention." + module, "self_attn." + renamed.get(module, module))
+    name = name.replace("word_embeddings", "embed_tokens").replace(".expert_bias", ".e_score_correction.bias")
+    yield name, array
+
+
 def mamba_tensors(name: str, array: Array, num_groups: int) -> tuple[str, Array]:
     module = name.rpartition(".")[2] if name.endswith(("A_log", ".D", "dt_bias")) else name.rpartition(".")[0]
     if module == "A_log":

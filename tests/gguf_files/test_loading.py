@@ -184,6 +184,70 @@ def test_layers_with_short_convolutions_are_told_by_heads(heads: Any, tmp_path: 
         LLM(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("kimi-linear", "attention.head_count_kv", 4, "head_count_kv is 4; expected a list that has one number for ea"),
+        ("kimi-linear", "attention.head_count_kv", As("int32", [0, 1]), r"head_count_kv is \[0, 1\]; expected a list"),
+        ("kimi-linear", "kda.head_dim", None, r"kda\.head_dim must be an integer in .*; got None"),
+        ("minimax-m3", "leading_dense_block_count", 3, r"leading_dense_block_count must be an integer in \[0, 3\)"),
+        ("minimax-m3", "leading_dense_block_count", 0, r"has no tensor 'blk\.0\.ffn_up_shexp\.weight', which says"),
+        ("minimax-m3", "attention.indexer.head_count", 4, "index_n_heads must be num_key_value_heads, 2"),
+        ("minimax-m3", "expert_weights_norm", False, "norm_topk_prob is False, but in MiniMaxM3VLForCausalLM it i"),
+        ("cohere2-moe", "expert_gating_func", 3, "expert_gating_func is 3; only 0 or 1 or 2 is supported"),
+    ],
+)
+def test_keys_of_layers_that_differ(name: str, key: str, value: Any, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    file, whole = convert_family(golden(name), OTHER_FAMILIES[name]), f"{OTHER_FAMILIES[name].arch}.{key}"
+    metadata = {**file.metadata, whole: value}
+    if value is None:
+        del metadata[whole]
+    with pytest.raises(ConfigError, match=message):
+        AutoConfig.from_pretrained(File(metadata, file.tensors).write(tmp_path / "model.gguf"))
+
+
+def test_q_k_and_v_of_states_in_one_tensor(tmp_path: Path) -> None:
+    """As the converter joins them where it is asked to, in the layers of Kimi Linear that have all three."""
+    pytest.importorskip("gguf")
+    file = convert_family(golden("kimi-linear"), OTHER_FAMILIES["kimi-linear"])
+    tensors = dict(file.tensors)
+    for layer in (0, 2, 3):
+        parts = [tensors.pop(f"blk.{layer}.attn_{part}.weight") for part in "qkv"]
+        rows, columns = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        tensors[f"blk.{layer}.attn_qkv.weight"] = Stored("F32", (rows, columns), b"".join(part.data for part in parts))
+    path = File(file.metadata, tensors).write(tmp_path / "model.gguf")
+    np.testing.assert_array_equal(logits(path), logits(file.write(tmp_path / "apart.gguf")))
+
+
+@pytest.mark.parametrize("name", ["ling2", "ling3"])
+def test_the_norm_of_a_later_layer_is_none_of_the_model(name: str, tmp_path: Path) -> None:
+    """It has the name of a norm at the end of a layer, which encoders have in all layers."""
+    pytest.importorskip("gguf")
+    rules = OTHER_FAMILIES[name]
+    file = convert_family(golden(name), replace(rules, keys=rules.keys | {"nextn_predict_layers": 1}))
+    last = file.metadata[f"{rules.arch}.block_count"] - 1
+    size = file.metadata[f"{rules.arch}.embedding_length"]
+    norm = {f"blk.{last}.layer_output_norm.weight": quantise("F32", np.ones(size, np.float32))}
+    path = File(file.metadata, dict(file.tensors) | norm).write(tmp_path / "model.gguf")
+    np.testing.assert_array_equal(logits(path), logits(file.write(tmp_path / "without.gguf")))
+
+
+def test_limits_of_ling(tmp_path: Path) -> None:
+    """A file lists the limits of layers behind the last, too."""
+    pytest.importorskip("gguf")
+    config = json.loads((golden("ling3") / "config.json").read_text())
+    limits = {"expert_swiglu_limit_list": [0.0, 0.05, 0.1, 0.2], "share_expert_swiglu_limit_list": [0.1, 0.0, 0.05]}
+    source = shutil.copytree(golden("ling3"), tmp_path / "source")
+    (source / "config.json").write_text(json.dumps(config | limits))
+    file = convert_family(golden("ling3"), OTHER_FAMILIES["ling3"])
+    clamps = {"exp": [0.0, 0.05, 0.1, 0.2, 0.0], "shexp": [0.1, 0.0, 0.05, 0.0, 0.0]}
+    metadata = {f"bailingmoe3.swiglu_clamp_{key}": As("float32", numbers) for key, numbers in clamps.items()}
+    path = File({**file.metadata, **metadata}, file.tensors).write(tmp_path / "model.gguf")
+    np.testing.assert_allclose(logits(path), logits(source), rtol=1e-4, atol=1e-5)
+    assert np.abs(logits(source) - logits(golden("ling3"))).max() > 0.1
+
+
 def test_what_files_leave_out(tmp_path: Path) -> None:
     """Multipliers of MiniCPM in older files, and that Llama 4 of 128 experts norms no heads."""
     pytest.importorskip("gguf")
@@ -225,6 +289,23 @@ HEADS_OF_32 = {"num_attention_heads": 2, "head_dim": 32, "num_key_value_heads": 
         ),
         ("qwen3-5-text", "Q8_0", {"linear_key_head_dim": 32, "linear_value_head_dim": 32}, 2),
         ("lfm2", "Q4_0", {**HEADS_OF_32, "block_ff_dim": 96, "block_auto_adjust_ff_dim": False}, 1),
+        (
+            "kimi-linear",
+            "Q8_0",
+            {"num_attention_heads": 2, "num_key_value_heads": 2, "qk_nope_head_dim": 32, "v_head_dim": 32}
+            | {"kv_lora_rank": 64, "moe_intermediate_size": 32}
+            | {
+                "linear_attn_config": {"full_attn_layers": [2], "head_dim": 32, "num_heads": 2}
+                | {"short_conv_kernel_size": 4}
+            },
+            2,
+        ),
+        (
+            "minimax-m3",
+            "Q4_0",
+            {"head_dim": 32, "rotary_dim": 16, "dense_intermediate_size": 96, "shared_intermediate_size": 64},
+            2,
+        ),
     ],
 )
 def test_other_families_natively(name: str, type_name: str, sizes: dict[str, int], ranks: int, tmp_path: Path) -> None:
@@ -500,6 +581,8 @@ def changed(metadata: dict[str, Any] | None = None, without: str = "", types: An
     [
         (changed({"general.architecture": "mamba"}), ConfigError, "'mamba' is not supported\nmissing: Mamba of the"),
         (changed(without="general.architecture"), ConfigError, "general.architecture, which names the kind of"),
+        (changed({"general.architecture": "phimoe"}), ConfigError, "'phimoe' is not supported\nmissing: the file says"),
+        (changed({"general.architecture": "baichuan"}), ConfigError, "no key or tensor says whether lm_head counts as"),
         (changed(without="qwen3.block_count"), ConfigError, r"qwen3.block_count must be an integer in .*; got None"),
         (changed({"qwen3.attention.head_count": "4"}), ConfigError, r"qwen3.attention.head_count must be an integer"),
         (changed({"qwen3.feed_forward_length": As("int32", [1, 2])}), ConfigError, "differs between layers"),
@@ -519,7 +602,7 @@ def test_what_is_refused(file: File, error: type[Exception], message: str, tmp_p
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-5", "glm4-moe"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-5", "glm4-moe", "kimi-linear", "laguna", "minimax-m3"])
 def test_any_metadata(name: str, tmp_path: Path) -> None:
     """Any key that is absent, or of another type or size, is an error that names the file, or changes nothing."""
     pytest.importorskip("gguf")

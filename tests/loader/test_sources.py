@@ -17,14 +17,14 @@ from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.checkpoint.safetensors_header import TensorInfo
-from infinilm.checkpoint.sources import find_by_names
+from infinilm.checkpoint.sources import find_by_names, find_tensors
 from infinilm.config.families import FAMILIES
 from infinilm.config.families.names import LLAMA, MIXTRAL, QWEN_VL_MOE
 from infinilm.config.json.model_config import AutoConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.spec import MtpFormat, build_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape
 from infinilm.engine.infer_engine import InferEngine
-from infinilm.errors import WeightError
+from infinilm.errors import ConfigError, WeightError
 from infinilm.models.reference import ReferenceModel
 
 
@@ -251,6 +251,43 @@ def test_the_mlp_of_a_layer_without_experts_has_a_name_of_its_own(tmp_path):
     np.testing.assert_array_equal(logits(folder), logits(golden("kimi-linear")))
 
 
+def phi4_of_the_hub(to, gone=""):
+    """Phi-4-multimodal as the hub has it, with adapters beside the linears of layer 1, without the tensor `gone`."""
+    folder = shutil.copytree(golden("phi4-multimodal"), to)
+    tensors = load_bits(folder / "model.safetensors")
+    for name in [name for name in tensors if name.startswith("model.layers.1.") and name.endswith("_proj.weight")]:
+        module, weights = name.removesuffix(".weight"), tensors.pop(name)
+        tensors[f"{module}.base_layer.weight"] = weights
+        for kind in ("vision", "speech"):
+            tensors[f"{module}.lora_A.{kind}.weight"] = np.ones((3, weights.shape[1]), np.float32)
+            tensors[f"{module}.lora_B.{kind}.weight"] = np.ones((len(weights), 3), np.float32)
+    tensors.pop(gone, None)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    adapter = {"dp": 0.0, "layer": "layers.*", "lora_alpha": 6, "r": 3}
+    config |= {"model_type": "phi4mm", "architectures": ["Phi4MMForCausalLM"], "full_attn_mod": 1}
+    config |= {"vision_lora": adapter, "speech_lora": adapter, "embd_layer": {"embedding_cls": "image_audio"}}
+    config |= {"audio_processor": {"name": "cascades"}, "interpolate_factor": 1}
+    del config["vision_config"], config["audio_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_linear_with_adapters_beside_it_is_read_without_them(tmp_path, caplog):
+    folder = phi4_of_the_hub(tmp_path / "hub")
+    with caplog.at_level(logging.WARNING, logger="infinilm"):
+        np.testing.assert_array_equal(logits(folder), logits(golden("phi4-multimodal")))
+    told, of_golden = [int(re.search(r"not read: (\d+) tensors", record.getMessage())[1]) for record in caplog.records]
+    assert told == of_golden + 4 * 2 * 2  # of four linears, two adapters of two matrices
+
+
+def test_a_linear_with_adapters_alone_is_missing(tmp_path):
+    gone = "model.layers.1.self_attn.qkv_proj.base_layer.weight"
+    folder = phi4_of_the_hub(tmp_path / "hub", gone)
+    with pytest.raises(WeightError, match=r"1 missing from the files: model\.layers\.1\.self_attn\.qkv_proj\.weight"):
+        logits(folder)
+
+
 @pytest.mark.parametrize("name", ["qwen3-vl-moe", "llama4-text"])
 def test_stacked_experts_may_have_their_outputs_as_rows_or_as_columns(tmp_path, name):
     """transformers 5 writes outputs as rows; checkpoints on the hub have them as columns."""
@@ -338,6 +375,33 @@ def test_layers_behind_the_last_are_not_read(tmp_path, caplog):
     assert "not read: 1 tensors, such as model.layers.3.eh_proj.weight" in caplog.text
     with pytest.raises(WeightError, match=r"unexpected in the files: model\.layers\.3\.eh_proj\.weight"):
         logits(tmp_path / "qwen3")
+
+
+@pytest.mark.parametrize("name", ["step-3p7", "cohere2-moe"])
+def test_a_head_of_other_math_is_not_read(name, tmp_path, caplog):
+    """Whatever its shape, and though it is there in whole: nothing drafts by it, and to ask for that is an error."""
+    folder = shutil.copytree(golden(name), tmp_path / name)
+    tensors = load_bits(folder / "model.safetensors")
+    head = {f"model.layers.4.{part}.weight": np.zeros(3, np.float32) for part in ("enorm", "hnorm", "eh_proj")}
+    save_file(tensors | head, folder / "model.safetensors")
+    np.testing.assert_array_equal(logits(folder), logits(golden(name)))
+    assert "tensors, such as model.layers.4.eh_proj.weight" in caplog.text
+    with pytest.raises(ConfigError, match=r"needs the MTP head of the checkpoint, and .* has none that is read"):
+        logits(folder, speculation={"method": "mtp"})
+
+
+@pytest.mark.parametrize("name", ["ling1", "ling2", "ling3"])
+def test_the_norm_of_the_head_of_ling_has_another_name(name):
+    """Where files have neither, it is that of the model."""
+    config = AutoConfig.from_pretrained(golden(name))
+    shapes = _core.param_shapes(build_spec(config, dtype="float32", max_model_len=8, mtp=MtpFormat()))
+    layer = f"model.layers.{config.num_hidden_layers}"
+    with Checkpoint(golden(name)) as checkpoint:
+        stored = list(checkpoint.tensors)
+    for own in ("final_layernorm", "shared_head.norm", None):
+        names = [*stored, f"{layer}.{own}.weight"] if own else stored
+        found = find_tensors(config, shapes, names).sources[f"{layer}.shared_head.norm.weight"]
+        assert found.tensor == (f"{layer}.{own}.weight" if own else "model.norm.weight")
 
 
 def test_an_expert_of_a_stacked_tensor_is_used_in_place_and_let_go_of_alone(monkeypatch):

@@ -117,6 +117,12 @@ MULTIMODAL_FAMILIES: tuple[Family, ...] = (
             "bos_token_id": (199999,),
             "eos_token_id": (199999, 200020),
         },
+        # On the hub it has code of its own, and adapters for pictures and speech among its tensors, which it adds to no
+        # text: convert_phi4_multimodal_weights_to_hf.py of transformers drops them.
+        saved_architecture="Phi4MMForCausalLM",
+        other_model_types=("phi4mm",),
+        fixed_keys={"full_attn_mod": 1, "interpolate_factor": 1},
+        ignored_keys=frozenset({"embd_layer", "img_processor", "audio_processor", "vision_lora", "speech_lora"}),
         names=PHI4_MULTIMODAL,
     ),
     _with_text_of("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "gemma3", names=GEMMA3),

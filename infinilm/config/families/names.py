@@ -148,6 +148,8 @@ class TensorNames:
     later_layers : bool
         There may be layers behind the last, which guess at later tokens. The first of them is the MTP head, which is
         read if it drafts; others are not.
+    reads_head : bool
+        False: these layers are of other math than an MTP head of the engine, and none of them is read.
     mtp : Mapping of str to str
         Where the MTP head is, if it is not such a layer: the engine's name of a module of that layer to that of the
         files; "" to what stands before the names of all others.
@@ -164,6 +166,9 @@ class TensorNames:
     not_read, not_read_of_layers : tuple of str
         Beginnings of the names of other parts of the model, such as a vision tower, and of modules of layers, which are
         not read.
+    has_adapters : bool
+        Linears may have LoRA adapters beside them, for what is no text, and their own weights are then called
+        `base_layer`. The adapters are not read.
     is_text : bool
         They are of a model of text, which may lie in a wrapper (`WRAPPED`). False: a part beside it, such as a tower,
         whose names are whole.
@@ -180,6 +185,7 @@ class TensorNames:
     by_head: tuple[ByHead, ...] = ()
     unit_head: Literal["", "rows", "columns"] = ""
     later_layers: bool = False
+    reads_head: bool = True
     mtp: Mapping[str, str] = field(default_factory=dict)
     mtp_hidden_first: bool = False
     norm_of_embedding: str = ""
@@ -188,6 +194,7 @@ class TensorNames:
     zero_if_absent: frozenset[str] = frozenset()
     not_read: tuple[str, ...] = ()
     not_read_of_layers: tuple[str, ...] = ()
+    has_adapters: bool = False
     is_text: bool = True
 
 
@@ -246,7 +253,7 @@ LLAMA = TensorNames()
 
 PHI3 = TensorNames(joined={**_QKV, **_GATE_UP})
 
-PHI4_MULTIMODAL = replace(PHI3, not_read=("model.embed_tokens_extend.",))
+PHI4_MULTIMODAL = replace(PHI3, not_read=("model.embed_tokens_extend.",), has_adapters=True)
 
 GLM = TensorNames(joined=_GATE_UP)
 
@@ -378,7 +385,7 @@ AX_K1 = replace(
     zero_if_absent=frozenset({"mlp.gate.e_score_correction_bias"}),
 )
 
-COHERE2_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED)
+COHERE2_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED, later_layers=True, reads_head=False)
 
 EXAONE_MOE = TensorNames(
     renamed={
@@ -416,7 +423,9 @@ STEP = TensorNames(
         **{name: (name.replace("mlp.shared_expert.", "share_expert."), own) for name, own in _SHARED_EXPERTS.items()},
     },
     stacked={f"moe.{part}_proj.weight": (f"mlp.experts.{{}}.{part}_proj",) for part in ("gate", "up", "down")},
+    # They have a window and no experts, and read hidden states that no norm has changed: step3p5_mtp.py of vLLM.
     later_layers=True,
+    reads_head=False,
     not_read=("vision_model.", "vit_large_projector."),
 )
 
@@ -441,6 +450,7 @@ BAILING_MOE = TensorNames(
         "self_attn.q_norm": "attention.query_layernorm",
         "self_attn.k_norm": "attention.key_layernorm",
         "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
+        "shared_head.norm": ("final_layernorm", "shared_head.norm"),
     },
     stacked=_STACKED,
     outside={"embed_tokens": "word_embeddings"},
@@ -564,6 +574,7 @@ BAILING_HYBRID = replace(
         "self_attn.o_proj": ("attention.dense", "self_attn.o_proj"),
         **_SHARED_EXPERTS,
         "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
+        "shared_head.norm": BAILING_MOE.renamed["shared_head.norm"],
     },
 )
 

@@ -135,7 +135,9 @@ SHAPED_FAMILIES: tuple[Family, ...] = (
         norm_topk_prob=True,
         norm_offset=1,
         names=STEP,
-        keys=LIMIT_KEYS | _OF_WINDOWS | {"per_layer_config", "query_pre_attn_scalar", "use_qk_norm", "v_head_dim"},
+        keys=LIMIT_KEYS
+        | _OF_WINDOWS
+        | {"moe_layers_enum", "per_layer_config", "query_pre_attn_scalar", "use_qk_norm", "v_head_dim"},
         other_keys={
             "num_attention_groups": ("num_key_value_heads",),
             "moe_num_experts": ("num_experts",),

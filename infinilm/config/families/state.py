@@ -25,7 +25,7 @@ from infinilm.config.families.names import (
     ZAMBA2,
 )
 from infinilm.config.sublayers.delta import DELTA_KEYS
-from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, EXPERT_KEYS, Routing
+from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, EXPERT_KEYS, LIMIT_KEYS, Routing
 from infinilm.config.sublayers.latent import LATENT_KEYS
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, MultiplierConfig
 from infinilm.config.sublayers.shared_block import SHARED_BLOCK_KEYS
@@ -201,6 +201,7 @@ STATE_FAMILIES: tuple[Family, ...] = (
         keys=LATENT_KEYS
         | DEEPSEEK_KEYS
         | DELTA_KEYS
+        | LIMIT_KEYS
         | {"mlp_layer_types", "mlp_only_layers", "kda_lower_bound"} - {"rope_interleave"},
         other_keys={
             "num_local_experts": ("num_experts",),
@@ -210,6 +211,8 @@ STATE_FAMILIES: tuple[Family, ...] = (
             "num_expert_group": ("n_group",),
             "model_max_length": ("max_position_embeddings",),
             "layer_group_size": ("full_attention_interval",),
+            "expert_swiglu_limit_list": ("swiglu_limits",),
+            "share_expert_swiglu_limit_list": ("swiglu_limits_shared",),
         },
         fixed_keys={"scoring_func": "sigmoid", "score_function": "sigmoid", "moe_router_enable_expert_bias": True},
         ignored_keys=frozenset({"mtp_loss_scaling_factor"}),

@@ -443,9 +443,14 @@ def _layers_of_kimi(values: dict[str, Any], family: Family) -> None:
 def _sizes_of_ling(values: dict[str, Any], family: Family) -> None:
     """Bring Ling 3's sizes of layers with a state, which are those of heads of attention, to the keys of others.
 
-    In files that transformers saved again `head_dim` is the part of a head that RoPE turns.
+    In files that transformers saved again `head_dim` is the part of a head that RoPE turns. Limits of activations go on
+    behind the last layer, or end before it.
     """
     defaults = {**COMMON_DEFAULTS, **family.defaults}
+    layers = as_integer("num_hidden_layers", values.get("num_hidden_layers") or defaults["num_hidden_layers"])
+    for key in ("swiglu_limits", "swiglu_limits_shared"):
+        if isinstance(limits := values.get(key), (list, tuple)):
+            values[key] = [*limits[:layers], *[0.0] * (layers - len(limits))]
     size, own = values.pop("head_dim", None), values.pop("linear_head_dim", None)
     if own is not None:
         size = own
@@ -723,7 +728,7 @@ _KEYS_OF_FAMILIES = (
     ("topk_method", _groups_by_method),
     ("hybrid_layer_pattern", _layers_of_mimo),
     ("prefix_dense_sliding_window_pattern", _layers_of_cohere),
-    ("swiglu_limits_shared", layers_of_step),
+    ("moe_layers_enum", layers_of_step),
     ("num_attention_heads_per_layer", layers_of_laguna),
     ("sparse_attention_config", _layers_of_minimax_m3),
     ("mlp_layer_types", _dense_by_type),
@@ -802,6 +807,10 @@ def _of_full_attention(values: dict[str, Any], key: str, given: Mapping[str, Any
     full, sliding = given.get("full_attention"), given.get("sliding_attention")
     if isinstance(full, Mapping):  # what one set for all layers said is kept beside these when a file is saved again
         given = {name: value for name, value in given.items() if isinstance(value, Mapping) or full.get(name) != value}
+    kinds = values.get("layer_types")
+    is_only_kind = isinstance(kinds, (list, tuple)) and all(kind == "full_attention" for kind in kinds)
+    if is_only_kind and isinstance(full, Mapping) and set(given) == {"full_attention"}:
+        return dict(full)
     if (
         "rope_local_base_freq" not in family.keys
         or not isinstance(full, Mapping)
