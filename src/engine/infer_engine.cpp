@@ -653,7 +653,7 @@ int64_t InferEngine::weight_bytes() const {
     return bytes;
 }
 
-GraphCounts InferEngine::graph_counts() {
+int64_t InferEngine::host_expert_bytes() {
     return of_rank0([](Rank& rank) {
         GraphCounts counts = rank.graphs->counts();
         counts.launched_ahead = rank.num_ahead;
@@ -671,6 +671,13 @@ void InferEngine::abandon() {
     [[maybe_unused]] const auto* leaked = new Leaked{std::exchange(workers_, {}), ranks_, groups_, connections_};
 }
 
+        const auto& experts = rank.backend->host_experts;
+        return experts ? experts->bytes() : 0;
+    });
+}
+
+GraphCounts InferEngine::graph_counts(int stage) {
+    return of_rank(first_of(stage), [](Rank& rank) {
 void InferEngine::close() {
     if (!process_.is_current()) return abandon();
     closing_ = true;
