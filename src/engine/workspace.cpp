@@ -32,6 +32,7 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                stage_changes_bytes(spec, step.num_rows) + stage_given_bytes(spec, step.num_tokens) +
                host_workspace(spec, step.num_tokens, plan.num_threads).on_device +
                KvCache::workspace_bytes(spec, step.num_rows * spec.max_model_len) +
+               (spec.is_last_stage() ? 0 : exchanged * size_bytes(activation)) +  // StageLink's outbox
                (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }
     std::vector<cpu::LargestCalls::Linears> linears{{.num_tokens = step.num_tokens, .in_features = spec.hidden_size}};
@@ -64,7 +65,6 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     return size * (of_a_rank + scratch.shared) + threads * scratch.of_a_thread;
 }
 
-int64_t weight_bytes(const ModelSpec& model, DType dtype, int num_ranks) {
 HostWorkspace host_workspace(const ModelSpec& model, int64_t num_tokens, int num_threads) {
     HostExperts::TokenSizes largest;
     std::vector<cpu::LargestCalls::Linears> linears;
@@ -91,6 +91,7 @@ HostWorkspace host_workspace(const ModelSpec& model, int64_t num_tokens, int num
             .on_device = bytes.on_device};
 }
 
+int64_t weight_bytes(const ModelSpec& model, DType dtype, int num_ranks) {
     int64_t most = 0;
     for (int rank = 0; rank < num_ranks; ++rank)
         most = std::max(most, Params(model, {rank, num_ranks}).prepared_bytes(dtype));

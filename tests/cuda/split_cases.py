@@ -239,6 +239,8 @@ def requests(_: Gpu, folder: str, dtype: str) -> None:
         for _ in range(2):
             for kind, sampling in KINDS.items():
                 assert answers(llm, **sampling) == want[kind], kind
+        of_cpu, of_gpu = (llm.engine.graph_counts(stage) for stage in range(2))
+        assert of_gpu.launched > of_gpu.recorded > 0 == of_cpu.recorded
         assert np.array_equal(llm.embed(TEXTS[0]), vectors) and llm.score(TEXTS[2])[0].logprobs == scores
         cancelled = llm.submit(TEXTS[0], **{**SAMPLING, "max_tokens": 40})
         cancelled.cancel()
