@@ -109,10 +109,9 @@ public:
     // id.
     StepOutput forward(const Batch& batch);
     int64_t weight_bytes() const;  // of all ranks
-    // Of host memory that arrays of experts have taken so far whose weights are there, beside a GPU; else 0.
+    // Bytes of host memory that arrays of experts have taken so far whose weights are there, beside a GPU; else 0.
     int64_t host_expert_bytes();
-    // Of a stage that is here, whose ranks all have the same; -1: of the first one. ConfigError: there is no such
-    // stage.
+    // All ranks of a stage have the same. stage: one that is here; -1: the first one. ConfigError: there is none such.
     GraphCounts graph_counts(int stage = -1);
     void close();  // frees weights, cache and threads; idempotent
     // In place of close where threads cannot be waited for: leaves everything to the end of the process. A closed

@@ -41,7 +41,7 @@ ExpertsSpec ExpertsSpec::local(Shard shard) const {
 
 namespace {
 
-// Of what an expert has inside: gate and up lie apart where the activation does not join them.
+// The columns of what an expert has inside: gate and up lie apart where the activation does not join them.
 int64_t inner_columns(const MlpSpec& expert) {
     return (expert.gated && is_apart(expert.activation) ? 2 : 1) * int64_t{expert.intermediate_size};
 }
