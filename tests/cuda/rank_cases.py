@@ -248,7 +248,7 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
 def stages(gpu: Gpu, name: str, folder: str, dtype: str) -> None:
     """Answers of several kinds are those of one stage, bit for bit, where each stage has a GPU of its own.
 
-    The residual stream goes from GPU to GPU: what comes from the host is what either stage gets of a step.
+    The residual stream goes from GPU to GPU, so that the host sends either stage the arrays of a step and no more.
     """
     gpu.lib.infinilm_emulator_uploaded_bytes.restype = ctypes.c_uint64
 
