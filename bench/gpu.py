@@ -197,7 +197,7 @@ def _report(name: str, folder: Path) -> Path:
 
 
 def run_tests(session: Session, built: Built, folder: Path) -> None:
-    """The cases of tests/cuda on the GPU: a process for each file, all at once. Those that are ended keep what passed."""
+    """The cases of tests/cuda on the GPU: a process for each file, all at once. One that is ended keeps what it did."""
     until = time.monotonic() + session.time_of("tests")
 
     def run(name: str) -> tuple[dict[str, Any] | None, str]:
