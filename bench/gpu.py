@@ -3,6 +3,7 @@
     python -m bench.gpu --out gpu.json          # in the root of the source tree; at most 9 minutes
     python -m bench.gpu --quick                 # fewer sizes
     python -m bench.gpu --only kernels,engine   # of build, tests, kernels, engine; the build that is there
+    python -m bench.gpu --rows experts --models 8B   # of kernels and of models those whose names have this
     python -m bench.gpu --prepare 90a           # only build, for a GPU that is elsewhere, the tests as well
     python -m bench.gpu --simulate              # the same on the CPU emulator, tiny: shows that it works
 
@@ -20,8 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,7 @@ from bench.gpu_build import (
 )  # fmt: skip
 
 STEPS = ("build", "tests", "kernels", "engine")
-# Part of the time that is left when a step begins.
-SHARE = {"tests": 0.4, "kernels": 0.6, "engine": 1.0}
+SHARES = {"build": 0, "tests": 2, "kernels": 2, "engine": 1}  # how steps divide the time that is left
 TEST_FILES = (
     "primitives",
     "linear_decode",
@@ -92,12 +91,21 @@ class Session:
     def left(self) -> float:
         return self.until - time.monotonic()
 
+    def time_of(self, step: str) -> float:
+        """Seconds of a step that begins: its share of what is left, beside the steps that are still to come."""
+        return self.left * share_of(step, self.args.steps)
+
     def skip(self, what: str, why: str) -> None:
         self.result["not_measured"].append({"what": what, "why": why})
 
     def save(self) -> None:
         if self.args.out:
             self.args.out.write_text(json.dumps(self.result, indent=1) + "\n")
+
+
+def share_of(step: str, steps: Sequence[str]) -> float:
+    """The part of the time that is left when a step begins; the last of the `steps` gets all of it."""
+    return SHARES[step] / sum(SHARES[later] for later in steps[steps.index(step) :])
 
 
 def lines_of(command: list[str], built: Built, seconds: float) -> Iterator[str]:
@@ -120,7 +128,7 @@ def lines_of(command: list[str], built: Built, seconds: float) -> Iterator[str]:
 
 def run_measurements(session: Session, step: str, built: Built) -> None:
     """Processes of gpu_kernels.py or gpu_engine.py: where a kernel has taken the device away, another one goes on."""
-    until = time.monotonic() + SHARE[step] * session.left
+    until = time.monotonic() + session.time_of(step)
     after, faults = 0, []
     while True:
         lost: list[int] = []
@@ -141,7 +149,7 @@ def run_process(session: Session, step: str, built: Built, seconds: float, after
     """One process; its lines become rows. lost: how many rows it has done when the device was lost."""
     command = [*command_of(f"gpu_{step}"), str(built.bench), f"--seconds={seconds - GRACE:.0f}"]
     command += [f"--{name}" for name in ("simulate", "quick") if getattr(session.args, name)]
-    command += [f"--after={after}"]
+    command += [f"--after={after}", *session.args.chosen[step]]
     result = session.result
     for line in lines_of(command, built, seconds):
         if not line.startswith('{"kind"'):
@@ -176,44 +184,49 @@ def prepare(folder: Path, architecture: str, seconds: float) -> None:
 def _pytest(name: str, folder: Path, environment: Mapping[str, str]) -> tuple[list[str], Path, dict[str, str]]:
     """Command, working folder and environment of a file of tests/cuda on the GPU."""
     command = [sys.executable, "-m", "pytest", str(CUDA_TESTS / f"test_{name}.py"), "-q", "--tb=short"]
-    command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", f"--junitxml={folder / f'test_{name}.xml'}"]
+    command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}"]
     command += ["-o", f"cache_dir={folder / 'pytest'}", "-W", "default"]  # as warnings, what plugins warn of
     on_gpu = {"INFINILM_TEST_GPU": "1", "INFINILM_TEST_GPU_OBJECTS": str(folder / "cuda")}
+    on_gpu["INFINILM_TEST_GPU_CASES"] = str(_report(name, folder))
     return command, folder / "site", {**environment, **on_gpu}
 
 
+def _report(name: str, folder: Path) -> Path:
+    """Where a file of tests writes down each case when it is done (tests/cuda/conftest.py)."""
+    return folder / f"test_{name}.jsonl"
+
+
 def run_tests(session: Session, built: Built, folder: Path) -> None:
-    """The cases of tests/cuda on the GPU: a process for each file, all at once."""
-    until = time.monotonic() + SHARE["tests"] * session.left
+    """The cases of tests/cuda on the GPU: a process for each file, all at once. One that is ended keeps what it did."""
+    until = time.monotonic() + session.time_of("tests")
 
     def run(name: str) -> tuple[dict[str, Any] | None, str]:
-        report = folder / f"test_{name}.xml"
+        report = _report(name, folder)
         report.unlink(missing_ok=True)
+        why = ""
         try:
             output = run_bounded(*_pytest(name, folder, built.environment), until - time.monotonic())[1]
         except BuildError as error:
-            return None, str(error).rpartition(": ")[2]
-        return (_counts(name, report), "") if report.exists() else (None, output[-500:])
+            output = why = str(error).rpartition(": ")[2]
+        return (count_cases(name, report.read_text()), why) if report.exists() else (None, output[-500:])
 
     with ThreadPoolExecutor(len(TEST_FILES)) as pool:
         for name, (counts, why) in zip(TEST_FILES, pool.map(run, TEST_FILES), strict=True):
             if counts:
                 session.result["tests"].append(counts)
-            else:
-                session.skip(f"tests: {name}", why)
+            if why or not counts:
+                session.skip(f"tests: {'the rest of ' if counts else ''}{name}", why)
             session.save()
 
 
-def _counts(name: str, report: Path) -> dict[str, Any]:
-    """How many passed, and the failures with the end of what they say."""
-    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    failures = {}
-    for case in cases:
-        for problem in [*case.iter("failure"), *case.iter("error")]:
-            failures[case.get("name", "")] = (problem.text or "").strip()[-1500:]
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    seconds = sum(float(case.get("time", 0)) for case in cases)
-    passed = len(cases) - skipped - len(failures)
+def count_cases(name: str, report: str) -> dict[str, Any]:
+    """How many passed, and the failures with the end of what they say. report: a JSON object a line, one a case."""
+    cases = [json.loads(line) for line in report.splitlines()]
+    outcomes = {case["name"]: case["outcome"] for case in cases}
+    failures = {case["name"]: case["text"] for case in cases if case["outcome"] == "failed"}
+    skipped = sum(outcome == "skipped" for outcome in outcomes.values())
+    seconds = sum(case["seconds"] for case in cases)
+    passed = len(outcomes.keys() - failures.keys()) - skipped
     return {"name": name, "passed": passed, "skipped": skipped, "seconds": seconds, "failures": failures}
 
 
@@ -299,12 +312,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=540, help="seconds for all of it (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--only", default=",".join(STEPS), help="steps, of %(default)s")
+    parser.add_argument("--rows", metavar="TEXT", help="kernels: only rows whose group or name has it")
+    parser.add_argument("--models", metavar="TEXT", help="engine: only models whose name has it")
     parser.add_argument("--prepare", metavar="ARCH", help="build for a GPU that is elsewhere: 80, 90a, ...")
     parser.add_argument("--simulate", action="store_true", help="on the CPU emulator, with tiny sizes")
     args = parser.parse_args()
     args.steps = args.only.split(",")
     if unknown := set(args.steps) - set(STEPS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(STEPS)}")
+    chosen = {"kernels": args.rows, "engine": args.models}
+    args.chosen = {step: [f"--only={text}"] if text else [] for step, text in chosen.items()}
     args.build_dir = args.build_dir.resolve()
     return args
 

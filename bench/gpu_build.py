@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
 import shutil
@@ -83,6 +84,12 @@ def make_site(folder: Path) -> Path:
     modules = [*folder.glob("_core*.so"), *(folder / "cuda").glob("libinfinilm_cuda.so")]
     if len(modules) != 2:
         raise BuildError(f"{folder} has {[m.name for m in modules]}, expected the module and the CUDA library")
+    built_for = modules[0].name.removeprefix("_core")
+    if built_for not in importlib.machinery.EXTENSION_SUFFIXES:
+        raise BuildError(
+            f"{modules[0]} was built for another Python than this one ({sys.version.split()[0]}, which loads "
+            f"{importlib.machinery.EXTENSION_SUFFIXES[0]}): prepare the build with the same minor version"
+        )
     made = [*modules, folder / "_version.py"]
     for path in [*(p for p in (ROOT / "infinilm").iterdir() if p.name != "__pycache__"), *made]:
         (package / path.name).symlink_to(path.resolve())

@@ -5,6 +5,8 @@ tokens, and prompts of one sequence; greedy sampling; blocks of 16 tokens. A ste
 work, launches and the copy of the sampled ids included. Its floor is the time of the linears (weights read once, or
 their operations) and that of attention (keys and values, or its operations) one after the other.
 
+A mixed step has a piece of a prompt beside sequences that decode.
+
 A decode step is timed in three ways: alone, as a graph ("infinilm"); as a graph that is submitted while the step before
 runs, as the engine's thread does ("ahead"); and alone, kernel by kernel ("eager", small batches).
 """
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu_measure import Bench, Limits, Reporter, arguments, measure, note, report_limits
+from bench.gpu_measure import Bench, Limits, Reporter, arguments, measure, note, report_limits, those_of
 from bench.gpu_peers import find_peers
 from bench.synthetic import SHAPES, shape
 from infinilm import _core
@@ -71,28 +73,57 @@ TINY = {
 @dataclass(frozen=True)
 class Sizes:
     models: dict[str, dict[str, Any]] = field(default_factory=lambda: MODELS)
+    quantised: tuple[tuple[str, str], ...] = (
+        *(("Llama-3.1-8B", "int4"), ("Llama-3.1-8B", "int8"), ("Llama-3.1-8B", "fp8")),
+        ("Llama-3.2-1B", "int4"),
+    )
     batches: tuple[int, ...] = (1, 8, 64, 256)
     prompts: tuple[int, ...] = (512, 2048, 8192)
+    mixed: tuple[int, int] = (63, 512)  # sequences that decode, and tokens of a prompt
     context: int = 1024
     rounds: int = 5
     steps: int = 8  # of a decode in a round
     eager: int = 8  # largest batch that is timed without graphs, too
 
+    def cases(self) -> Iterator[tuple[str, Case]]:
+        """By name, what is measured: what was not measured yet comes first, since time may run out."""
+        yield from ((f"{name} {rounded}", Case(self.models[name], rounded)) for name, rounded in self.quantised)
+        names = sorted(self.models, key=lambda name: name in MEASURED)
+        yield from ((name, Case(self.models[name])) for name in names)
 
-QUICK = Sizes({name: MODELS[name] for name in ("Llama-3.2-1B", "Llama-3.1-8B")}, (1, 64), (2048,), rounds=3)
-SIMULATED = Sizes(TINY, (1, 3), (20,), context=36, rounds=1, steps=1)
+
+@dataclass(frozen=True)
+class Case:
+    config: dict[str, Any]
+    quantization: str | None = None
+
+
+MEASURED = ("Llama-3.2-1B", "Qwen3-0.6B", "Llama-3.1-8B", "Qwen3-8B")  # docs/measurements/gpu-benchmark.md
+QUICK = Sizes(
+    {name: MODELS[name] for name in ("Llama-3.2-1B", "Llama-3.1-8B")}, (), (1, 64), (2048,), rounds=3
+)  # fmt: skip
+SIMULATED = Sizes(TINY, (("tiny", "int8"),), (1, 3), (20,), mixed=(2, 9), context=36, rounds=1, steps=1)
 
 
 def floor_of(spec: _core.ModelSpec, limits: Limits, sequences: int, new: int, context: int) -> float:
-    """Milliseconds of a step of `new` tokens of each sequence, up to `context`; weights and cache have 2 bytes."""
-    ops = work_of(spec, spec.dtype, spec.kv_bytes_per_token(spec.dtype)).ops(sequences, new, context)
-    attention, rule = ops.pop("attention"), ops.pop("states", OpWork(0, 0))
-    linears = [op for name, op in ops.items() if name not in ("embedding", "sampling")]
-    return (
-        limits.milliseconds(sum(op.num_bytes for op in linears), sum(op.flops for op in linears))
-        + limits.milliseconds(attention.num_bytes, attention.flops)
-        + limits.milliseconds(rule.num_bytes, 0, copies=True)  # states are read and written
-    )
+    """Milliseconds of a step of `new` tokens of each sequence, up to `context`; a number of the cache has 2 bytes."""
+    return floor_of_parts(spec, limits, (sequences, new, context))
+
+
+def floor_of_parts(spec: _core.ModelSpec, limits: Limits, *parts: tuple[int, int, int]) -> float:
+    """The same of a step of several parts, each of so many sequences, new tokens and context."""
+    work = work_of(spec, spec.dtype, spec.kv_bytes_per_token(spec.dtype))
+    num_bytes = flops = 0
+    others = 0.0
+    for sequences, new, context in parts:
+        ops = work.ops(sequences, new, context)
+        attention, rule = ops.pop("attention"), ops.pop("states", OpWork(0, 0))
+        linears = [op for name, op in ops.items() if name not in ("embedding", "sampling")]
+        num_bytes = max(num_bytes, sum(op.num_bytes for op in linears))  # weights are read once for all
+        flops += sum(op.flops for op in linears)
+        others += limits.milliseconds(attention.num_bytes, attention.flops)
+        others += limits.milliseconds(rule.num_bytes, 0, copies=True)  # states are read and written
+    return limits.milliseconds(num_bytes, flops) + others
 
 
 class Steps:
@@ -109,6 +140,17 @@ class Steps:
 
     def batch(self, sequences: range, first: int, last: int) -> _core.Batch:
         """Tokens first .. last of each of the sequences; the last of each is sampled from."""
+        return _core.Batch(**self._arrays(sequences, first, last))
+
+    def mixed(self, decoding: int, chunk: int) -> _core.Batch:
+        """The last token of so many sequences, and the first ones of the prompt of another."""
+        some = self._arrays(range(decoding), self.context - 1, self.context)
+        prompt = self._arrays(range(decoding, decoding + 1), 0, chunk)
+        prompt["logits_rows"] += np.int32(decoding)
+        prompt["cu_seqlens_q"] = prompt["cu_seqlens_q"][1:] + np.int32(decoding)
+        return _core.Batch(**{name: np.concatenate([some[name], prompt[name]]) for name in some})
+
+    def _arrays(self, sequences: range, first: int, last: int) -> dict[str, Any]:
         count, rows = last - first, len(sequences)
         table = np.ascontiguousarray(self.table[sequences.start : sequences.stop])
         positions = np.tile(np.arange(first, last, dtype=np.int32), rows)
@@ -131,7 +173,7 @@ class Steps:
             state = np.arange(sequences.start, sequences.stop, dtype=np.int32)
             arrays["state_in"] = state if first else np.full(rows, -1, np.int32)
             arrays["state_out"] = state + np.int32(self.num_states // 2 if first else 0)
-        return _core.Batch(**arrays)
+        return arrays
 
     def fill(self) -> Iterator[_core.Batch]:
         """Prompts that fill the cache up to the last token: keys and values that are read must not be zeros."""
@@ -157,8 +199,9 @@ def seconds_ahead(engine: _core.InferEngine, batch: _core.Batch, count: int) -> 
     return (time.perf_counter() - started) / count
 
 
-def open_engine(config: dict[str, Any], max_model_len: int, graphs: bool = True) -> _core.InferEngine:
-    spec = build_spec(ModelConfig.from_dict(config), dtype="bfloat16", max_model_len=max_model_len)
+def open_engine(case: Case, max_model_len: int, graphs: bool = True) -> _core.InferEngine:
+    config = ModelConfig.from_dict(case.config)
+    spec = build_spec(config, dtype="bfloat16", max_model_len=max_model_len, quantization=case.quantization)
     engine = _core.InferEngine(spec, "cuda", graphs=graphs)
     engine.load_dummy("bfloat16")
     engine.finish_loading()
@@ -206,10 +249,10 @@ def time_decode(
     return alone, queued
 
 
-def time_eager(name: str, config: dict[str, Any], sizes: Sizes, reporter: Reporter) -> Times:
+def time_eager(name: str, case: Case, sizes: Sizes, reporter: Reporter) -> Times:
     """Steps alone of an engine without graphs, for small batches."""
     small = replace(sizes, batches=tuple(size for size in sizes.batches if size <= sizes.eager))
-    engine = open_engine(config, sizes.context, graphs=False)
+    engine = open_engine(case, sizes.context, graphs=False)
     try:
         return time_decode(engine, name, small, reporter, ahead=False)[0]
     finally:
@@ -230,6 +273,23 @@ def measure_decode(
         )  # fmt: skip
 
 
+def measure_mixed(engine: _core.InferEngine, name: str, sizes: Sizes, limits: Limits, reporter: Reporter) -> None:
+    """A piece of a prompt beside sequences that decode."""
+    decoding, chunk = sizes.mixed
+    if reporter.left <= 0:
+        return reporter.skip(f"mixed: {name}")
+    steps = Steps(engine.spec, sizes.context, decoding + 1)
+    engine.reset_cache(steps.num_blocks, BLOCK, num_states=steps.num_states)
+    for batch in steps.fill():
+        engine.forward(batch)
+    mixed = steps.mixed(decoding, chunk)
+    engine.forward(mixed)
+    floor = floor_of_parts(engine.spec, limits, (decoding, 1, sizes.context), (1, chunk, chunk))
+    what = f"{name}, {decoding} at {sizes.context} and {chunk} tokens"
+    reporter.row("mixed", what, floor, measure({"infinilm": lambda: 1e3 * seconds_of(engine, mixed)}, sizes.rounds))
+    return None
+
+
 def measure_prefill(engine: _core.InferEngine, name: str, sizes: Sizes, limits: Limits, reporter: Reporter) -> None:
     """Prompts of one sequence."""
     for length in sizes.prompts:
@@ -245,14 +305,15 @@ def measure_prefill(engine: _core.InferEngine, name: str, sizes: Sizes, limits: 
         reporter.row("prefill", f"{name}, {length} tokens", floor, measure(runs, sizes.rounds))
 
 
-def measure_model(name: str, config: dict[str, Any], sizes: Sizes, limits: Limits, r: Reporter) -> None:
+def measure_model(name: str, case: Case, sizes: Sizes, limits: Limits, r: Reporter) -> None:
     longest = max(*sizes.prompts, sizes.context)
-    eager = time_eager(name, config, sizes, r)
+    eager = time_eager(name, case, sizes, r)
     started = time.perf_counter()
-    engine = open_engine(config, longest)
+    engine = open_engine(case, longest)
     r.emit("fact", name=f"{name}: random weights made and packed", value=f"{time.perf_counter() - started:.1f} s")
     try:
         measure_decode(engine, name, sizes, limits, r, eager)
+        measure_mixed(engine, name, sizes, limits, r)
         engine.reset_cache(1, BLOCK, num_states=1 if engine.spec.state_bytes() else 0)  # gives the memory back
         measure_prefill(engine, name, sizes, limits, r)
     finally:
@@ -268,13 +329,13 @@ def main() -> None:
     limits = report_limits(reporter, bench, peers, sizes.rounds)
     if peers:
         peers.release()
-    for number, (name, config) in list(enumerate(sizes.models.items(), 1))[args.after :]:
+    for number, (name, case) in list(enumerate(those_of(sizes.cases(), args.only), 1))[args.after :]:
         if reporter.left <= 0:
             reporter.skip(f"steps of {name}")
             continue
         note(f"steps of {name}")
         try:
-            measure_model(name, config, sizes, limits, reporter)
+            measure_model(name, case, sizes, limits, reporter)
         except DeviceError as error:
             reporter.skip(f"steps of {name}", str(error))
             reporter.emit("lost", rows=number)  # gpu.py goes on behind it in a new process

@@ -6,18 +6,35 @@ where it writes as much as it reads), and its operations over the measured peak.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from bench.gpu_measure import Bench, Limits, Reporter, Run, arguments, calls_for, measure, note, report_limits
+from bench.gpu_measure import (
+    Bench,
+    Limits,
+    Reporter,
+    Run,
+    arguments,
+    calls_for,
+    measure,
+    note,
+    report_limits,
+    those_of,
+)
 from bench.gpu_peers import Peers, Runs, find_peers
 
 NATURAL, GATE_UP, ROPE_PAIRS = 0, 1, 2  # RowOrder
 DECODE, PREFILL, SM90, SPLIT, CHOSEN = range(5)  # kernels of bench_linear
 MAX_DECODE_TOKENS = 128  # what more are is called a prompt here
 MAX_NORM_TOKENS = 16  # as in cuda/linear
-FORMATS = {"int8": (1, 1.0), "int4": (2, 0.5625), "fp8": (3, 1.0)}  # number as in cuda/linear, bytes of a weight
+FORMATS = {  # number as in cuda/linear, bytes of a weight
+    **{"int8": (1, 1.0), "int4": (2, 0.5625), "fp8": (3, 1.0)},
+    **{"int4_zeros": (4, 0.5625), "int8_groups": (5, 1.0625), "fp8_blocks": (6, 1.03125), "fp4": (7, 0.5625)},
+    **{"q4_k": (8, 0.625), "q5_k": (9, 0.75), "q6_k": (10, 0.84375), "q2_k": (11, 0.375)},
+    **{"q4_1": (12, 0.625), "q5_1": (13, 0.75), "nvfp4": (14, 0.5625), "q3_k": (15, 0.46875)},
+}
+MEASURED = ("int8", "int4", "fp8")  # with other kernels than now: see docs/measurements/gpu-benchmark.md
 
 
 @dataclass(frozen=True)
@@ -275,8 +292,27 @@ def small_rows(bench: Bench, model: Model, num_tokens: int) -> Iterator[Row]:
         )  # fmt: skip
 
 
+def quantised_rows(bench: Bench, sizes: Sizes, formats: Iterable[str]) -> Iterator[Row]:
+    model = sizes.models[0]
+    for weight_format in formats:
+        for tokens in sizes.quantised_tokens:
+            linears = [which for which in model.linears() if which != "lm_head"]
+            yield from (quantised_row(bench, model, which, weight_format, tokens) for which in linears)
+
+
 def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
-    """What matters most comes first: time may run out."""
+    """What was not measured yet comes first, and then what matters most: time may run out."""
+    for weight_format in ("", "int4"):
+        yield from (experts_row(bench, sizes.experts, tokens, weight_format) for tokens in sizes.expert_tokens)
+    yield from quantised_rows(bench, sizes, [name for name in FORMATS if name not in MEASURED])
+    for heads in sizes.wide:
+        yield from (attention_row(bench, heads, 1, tokens, tokens) for tokens in sizes.prefill_contexts)
+    yield from quantised_rows(bench, sizes, MEASURED)
+    yield from measured_rows(bench, sizes)
+
+
+def measured_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
+    """Rows of which figures of an earlier version are known."""
     for i, model in enumerate(sizes.models):
         for tokens in sizes.decode_tokens:
             yield from (linear_row(bench, model, which, tokens) for which in model.linears())
@@ -288,14 +324,7 @@ def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
         if i == 0:
             for rows in sizes.rows:
                 yield from small_rows(bench, model, rows)
-            for weight_format in FORMATS:
-                for tokens in sizes.quantised_tokens:
-                    linears = [which for which in model.linears() if which != "lm_head"]
-                    yield from (quantised_row(bench, model, w, weight_format, tokens) for w in linears)
-    for weight_format in ("", "int4"):
-        yield from (experts_row(bench, sizes.experts, tokens, weight_format) for tokens in sizes.expert_tokens)
     for heads in sizes.wide:
-        yield from (attention_row(bench, heads, 1, tokens, tokens) for tokens in sizes.prefill_contexts)
         for context in sizes.contexts:
             yield from (attention_row(bench, heads, batch, 1, context) for batch in sizes.batches)
     yield from (delta_row(bench, sizes.delta, batch, 1) for batch in sizes.batches)
@@ -360,7 +389,8 @@ def main() -> None:
         reporter.skip("bits of the linears", str(error))
     limits = report_limits(reporter, bench, peers, rounds)
     rows = all_rows(bench, SIMULATED if args.simulate else QUICK if args.quick else FULL)
-    for number, row in list(enumerate(rows, 1))[args.after :]:
+    chosen = [row for _, row in those_of(((f"{row.group}: {row.name}", row) for row in rows), args.only)]
+    for number, row in list(enumerate(chosen, 1))[args.after :]:
         if reporter.left <= 0:
             reporter.skip(f"{row.group}: {row.name}")
             continue

@@ -14,13 +14,15 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from infinilm.bench.limits import Spread
+
+T = TypeVar("T")
 
 TYPES = {"i": ctypes.c_int, "q": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {  # of gpu_kernels.cu, but for `float* milliseconds`; the last number is `calls`
@@ -187,7 +189,16 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--after", type=int, default=0, help="leave out as many rows: they were measured before")
+    parser.add_argument("--only", metavar="TEXT", default="", help="what is measured has it in its name")
     return parser.parse_args()
+
+
+def those_of(named: Iterable[tuple[str, T]], text: str) -> list[tuple[str, T]]:
+    """What has a text in its name, upper case or not. SystemExit: nothing has."""
+    found = [(name, what) for name, what in named if text.lower() in name.lower()]
+    if not found:
+        raise SystemExit(f"--only={text}: nothing that is measured here has this in its name")
+    return found
 
 
 def report_limits(reporter: Reporter, bench: Bench, peers: Any, rounds: int) -> Limits:

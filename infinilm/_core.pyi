@@ -1950,6 +1950,11 @@ def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads
     Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model, or of a stage. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, most_rank: of a step, and of them.
     """
 
+def host_workspace_bytes(spec: ModelSpec, *, num_tokens: int, num_threads: int) -> tuple[int, int]:
+    """
+    What steps of up to num_tokens tokens take at most of the host's memory where experts of the model stay there beside a GPU (ExpertsSpec.on_host), besides weights: bytes of arrays, which InferEngine.host_expert_bytes tells once such a step has run; and of scratch of the CPU's kernels and pinned memory. num_threads: 0: one per core.
+    """
+
 def local_spec(spec: ModelSpec, tp_rank: int, tp_size: int) -> ModelSpec:
     """
     The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a tp_size that does not fit the model.
@@ -2159,8 +2164,15 @@ class InferEngine:
     @property
     def weight_bytes(self) -> int: ...
 
-    def graph_counts(self) -> GraphCounts:
-        """What has become of graphs so far."""
+    def host_expert_bytes(self) -> int:
+        """
+        Bytes of the host's memory that arrays of experts have taken so far whose weights are there, beside a GPU (ExpertsSpec.on_host).
+        """
+
+    def graph_counts(self, stage: int = -1) -> GraphCounts:
+        """
+        What has become of graphs so far, in a stage that is in this process; -1: in the first one. ConfigError: there is no such stage.
+        """
 
     def close(self) -> None:
         """Frees weights, cache and threads; idempotent."""

@@ -669,6 +669,47 @@ _CPP_OPS = (
     ),
 )
 
+_HOST_EXPERTS = "src/ops/host_experts.cpp"
+_HOST_EXPERTS_TESTS = "tests/cuda/test_gpu_layers.py::test_experts_on_the_cpu"
+_PLANS_OF_PARTS = "tests/llm/test_gpu_layers.py"
+_ON_HOST = (
+    Fault(
+        "experts on the CPU leave out the residual",
+        _HOST_EXPERTS,
+        "if (⟦!p.residual⟧) return device.copy(sent, p.out);",
+        "true",
+        (f"{_HOST_EXPERTS_TESTS}[qwen2-moe-window-float32]",),
+    ),
+    Fault(
+        "experts on the CPU weigh what they give",
+        _HOST_EXPERTS,
+        ".weigh_inputs = ⟦p.weigh_inputs⟧,",
+        "false",
+        (f"{_HOST_EXPERTS_TESTS}[llama4-text-float16]",),
+    ),
+    Fault(
+        "arrays of experts on the CPU count once",
+        _HOST_EXPERTS,
+        ".arrays = ⟦upload_growth⟧ * num_tokens",
+        "int64_t{1}",
+        ("tests/cuda/test_gpu_layers.py::test_the_hosts_memory_is_planned",),
+    ),
+    Fault(
+        "all experts are on the GPU",
+        "infinilm/planning/cpu_experts.py",
+        "experts.on_host = ⟦True⟧",
+        "False",
+        (f"{_PLANS_OF_PARTS}::test_experts_have_a_memory_of_their_own",),
+    ),
+    Fault(
+        "what steps take of the host's memory is not counted",
+        "infinilm/planning/memory.py",
+        "if weight_bytes ⟦+ workspace_bytes⟧ > free:",
+        "+ 0",
+        (f"{_PLANS_OF_PARTS}::test_what_steps_need_of_the_hosts_memory",),
+    ),
+)
+
 _ROUNDING = "src/numerics/quantise.h"
 _CPP_NUMERICS = (
     Fault(
@@ -701,5 +742,6 @@ FAULTS: tuple[Fault, ...] = (
     *_SCHEDULE,
     *_CPP_MODEL,
     *_CPP_OPS,
+    *_ON_HOST,
     *_CPP_NUMERICS,
 )

@@ -317,7 +317,10 @@ def _host_lines(memory: Mapping[str, Any]) -> list[str]:
     """The experts that the CPU has beside a GPU."""
     if not memory["host_weight_bytes"]:
         return []
-    return [f"experts on the CPU {format_bytes(memory['host_weight_bytes'])}, in memory of the host"]
+    return [
+        f"experts on the CPU {format_bytes(memory['host_weight_bytes'])}, "
+        f"workspace of a step {format_bytes(memory['host_workspace_bytes'])}, in memory of the host"
+    ]
 
 
 def memory_lines(memory: Mapping[str, Any]) -> list[str]:

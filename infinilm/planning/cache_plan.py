@@ -90,8 +90,9 @@ class MemoryPlan:
         Tokens between two states that are kept of a prefix, without which it is computed again; 0: none are kept.
     stages : tuple of StageMemory
         With a pipeline, what each stage has of all this; else empty.
-    host_weight_bytes : int
-        Beside a GPU, bytes of the experts in memory of the host, which no other number counts; else 0.
+    host_weight_bytes, host_workspace_bytes : int
+        Beside a GPU, bytes of the experts in memory of the host, and the most that a step needs there: arrays of
+        `max_num_batched_tokens` tokens and scratch of the CPU's kernels. No other number counts them; else 0.
     """
 
     weight_bytes: int
@@ -113,6 +114,7 @@ class MemoryPlan:
     log_bytes: int = 0
     stages: tuple[StageMemory, ...] = ()
     host_weight_bytes: int = 0
+    host_workspace_bytes: int = 0
 
     @property
     def blocks(self) -> BlockPlan:
@@ -161,9 +163,12 @@ class MemoryPlan:
         printer.text(str(self))
 
     def __str__(self) -> str:
-        host = f" and {format_bytes(self.host_weight_bytes)} of experts on the CPU" if self.host_weight_bytes else ""
+        weights, workspace = format_bytes(self.weight_bytes), format_bytes(self.workspace_bytes)
+        if self.host_weight_bytes:
+            weights += f" and {format_bytes(self.host_weight_bytes)} of experts on the CPU"
+            workspace += f" and {format_bytes(self.host_workspace_bytes)} on the CPU"
         return (
-            f"weights {format_bytes(self.weight_bytes)}{host}; workspace {format_bytes(self.workspace_bytes)}; "
+            f"weights {weights}; workspace {workspace}; "
             f"KV cache in {self.kv_cache_dtype}, {format_bytes(self.kv_bytes_per_token)} per token, "
             f"{self.num_blocks} blocks of {self.block_size} tokens{self._others} = {format_bytes(self.kv_bytes)} "
             f"(budget {format_bytes(self.kv_budget_bytes)}), {self.num_full_seqs} of at most {self.max_num_seqs} "

@@ -387,9 +387,11 @@ def _plan(
     if num_cpu_moe:
         check_types(formats[0].native_types)
         host_weight_bytes = expert_bytes(spec, formats[0].kept, formats[0].bytes_of_quantised)
-        _check_host(host_weight_bytes, num_cpu_moe, memory)
         weight_bytes[0] -= host_weight_bytes
     num_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, pipeline_parallel_size)
+    host_workspace_bytes = sum(_core.host_workspace_bytes(spec, num_tokens=num_tokens, num_threads=num_threads or 0))
+    if num_cpu_moe:
+        _check_host(host_weight_bytes, host_workspace_bytes, num_cpu_moe, memory)
     workspace = [
         _core.workspace_bytes(
             part,
@@ -442,7 +444,7 @@ def _plan(
         workspace[-1] += draft.memory.workspace_bytes
     per_share = len(devices) // len(caches)
     shares = tuple(
-        MemoryShare(devices[i * per_share : (i + 1) * per_share], *own_share, host_weight_bytes)
+        MemoryShare(devices[i * per_share : (i + 1) * per_share], *own_share, host_weight_bytes, host_workspace_bytes)
         for i, own_share in enumerate(zip(caches, weight_bytes, workspace, strict=True))
     )
     try:
@@ -744,14 +746,16 @@ def _gpu_beside_cpu(
     )
 
 
-def _check_host(num_bytes: int, num_layers: int, memory: Any) -> None:
-    """CacheFullError: the host has no memory for the experts of so many layers."""
+def _check_host(weight_bytes: int, workspace_bytes: int, num_layers: int, memory: Any) -> None:
+    """CacheFullError: the host has no memory for the experts of so many layers, and for what steps need there."""
     given = memory_of_devices(memory)
     free = free_memory("cpu") if given is None else given[0]
-    if num_bytes > free:
+    if weight_bytes + workspace_bytes > free:
+        remedy = "lower max_num_batched_tokens or cpu_moe" if workspace_bytes > weight_bytes else "lower cpu_moe"
         raise CacheFullError(
-            f"cpu_moe={num_layers}: the experts of these layers take {format_bytes(num_bytes)} of the host's memory, "
-            f"of which {format_bytes(free)} are free; lower cpu_moe, free memory, or pass quantization='int4'"
+            f"cpu_moe={num_layers}: the experts of these layers take {format_bytes(weight_bytes)} of the host's memory "
+            f"and the workspace of a step {format_bytes(workspace_bytes)}, of which {format_bytes(free)} are free; "
+            f"{remedy}, free memory, or pass quantization='int4'"
         )
 
 

@@ -28,7 +28,7 @@ class MemoryShare:
         What decides the cache of a rank, or of all ranks that share a memory.
     weight_bytes, workspace_bytes : int
         What else they take.
-    host_weight_bytes : int
+    host_weight_bytes, host_workspace_bytes : int
         What experts of the model take in memory of the host, beside a GPU that has everything else.
     """
 
@@ -37,6 +37,7 @@ class MemoryShare:
     weight_bytes: int
     workspace_bytes: int
     host_weight_bytes: int = 0
+    host_workspace_bytes: int = 0
 
 
 def divide_shares(
@@ -79,7 +80,8 @@ def divide_shares(
 
     plans = divide(max_model_len)
     if len(plans) == 1:
-        return replace(plans[0], host_weight_bytes=shares[0].host_weight_bytes)
+        on_host = {name: getattr(shares[0], name) for name in ("host_weight_bytes", "host_workspace_bytes")}
+        return replace(plans[0], **on_host)
     if max_model_len is None:  # each has chosen the longest that fits there
         plans = divide(min(plan.max_model_len for plan in plans))
     fullest = max(plans, key=lambda plan: plan.weight_bytes)

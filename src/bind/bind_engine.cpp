@@ -557,7 +557,13 @@ void bind_engine(nb::module_& m) {
             "Queues one step behind those submitted before, and returns at once. late_masks: Batch.allowed may change "
             "until PendingStep.give_masks, for which the step waits before it samples.")
         .def_prop_ro("weight_bytes", &InferEngine::weight_bytes)
-        .def("graph_counts", &InferEngine::graph_counts, Release(), "What has become of graphs so far.")
+        .def(
+            "host_expert_bytes", &InferEngine::host_expert_bytes, Release(),
+            "Bytes of the host's memory that arrays of experts have taken so far whose weights are there, beside a GPU "
+            "(ExpertsSpec.on_host).")
+        .def("graph_counts", &InferEngine::graph_counts, "stage"_a = -1, Release(),
+             "What has become of graphs so far, in a stage that is in this process; -1: in the first one. ConfigError: "
+             "there is no such stage.")
         .def("close", &InferEngine::close, Release(), "Frees weights, cache and threads; idempotent.");
 }
 

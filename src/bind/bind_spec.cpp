@@ -400,6 +400,17 @@ void bind_spec(nb::module_& m) {
         "tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, "
         "most_rank: of a step, and of them.");
     m.def(
+        "host_workspace_bytes",
+        [](const ModelSpec& spec, int64_t num_tokens, int num_threads) {
+            const HostWorkspace of = host_workspace(spec, num_tokens, num_threads);
+            return std::pair(of.arrays, of.others);
+        },
+        nb::arg("spec"), nb::kw_only(), nb::arg("num_tokens"), nb::arg("num_threads"),
+        "What steps of up to num_tokens tokens take at most of the host's memory where experts of the model stay there "
+        "beside a GPU (ExpertsSpec.on_host), besides weights: bytes of arrays, which InferEngine.host_expert_bytes "
+        "tells once such a step has run; and of scratch of the CPU's kernels and pinned memory. num_threads: 0: one "
+        "per core.");
+    m.def(
         "local_spec",
         [](const ModelSpec& spec, int tp_rank, int tp_size) { return local_spec(spec, {tp_rank, tp_size}); },
         nb::arg("spec"), nb::arg("tp_rank"), nb::arg("tp_size"),

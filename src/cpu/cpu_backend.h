@@ -33,9 +33,9 @@ struct LargestCalls {
         int64_t count = 1;
     };
     std::vector<Linears> linears;
-    int num_heads, num_kv_heads, head_dim;
-    int value_dim;  // of a head
-    int64_t max_context_len;
+    int num_heads = 0, num_kv_heads = 0, head_dim = 0;  // 0: there is no attention
+    int value_dim = 0;                                  // of a head
+    int64_t max_context_len = 0;
     int index_head_dim = 0, index_top_k = 0;  // of what chooses keys; 0: nothing does
 };
 // The scores of tokens that choose keys at once: [tokens, keys] float32. keys 0: all have all that they see.

@@ -17,13 +17,16 @@ ChosenAtOnce chosen_at_once(int64_t num_tokens, int64_t most_keys, int64_t top_k
 ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls) {
     const Kernels& kernels = select_kernels(options.isa);
     const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16();
-    CpuAttentionArgs attention{};
-    attention.num_heads = calls.num_heads;
-    attention.num_kv_heads = calls.num_kv_heads;
-    attention.head_dim = calls.head_dim;
-    attention.value_dim = calls.value_dim;
-    size_t of_a_thread = kernels.attention_scratch_bytes(attention);
-    size_t shared = kernels.attention_most_shared_scratch_bytes(attention, calls.num_tokens, calls.max_context_len);
+    size_t of_a_thread = 0, shared = 0;
+    if (calls.num_heads > 0) {
+        CpuAttentionArgs attention{};
+        attention.num_heads = calls.num_heads;
+        attention.num_kv_heads = calls.num_kv_heads;
+        attention.head_dim = calls.head_dim;
+        attention.value_dim = calls.value_dim;
+        of_a_thread = kernels.attention_scratch_bytes(attention);
+        shared = kernels.attention_most_shared_scratch_bytes(attention, calls.num_tokens, calls.max_context_len);
+    }
     if (calls.index_top_k > 0) {
         CpuChooseKeysArgs choice{};
         choice.head_dim = calls.index_head_dim;

@@ -9,11 +9,13 @@
 #include <cstring>
 #include <utility>
 
+#include "ops/device_queue.h"
+
 namespace infinilm {
 
 namespace {
 
-constexpr uint32_t magic = 0x33504c49;  // "ILP3" in memory: another program, or another version of this, has others
+constexpr uint32_t magic = 0x34504c49;  // "ILP4" in memory: another program, or another version of this, has others
 
 std::span<std::byte> bytes_of(const TensorView& x) {
     return {static_cast<std::byte*>(x.data()), static_cast<size_t>(x.bytes())};
@@ -33,22 +35,31 @@ void StageConnections::fail(int stage, int error) const {
                        error ? concat(" (", std::strerror(error), ")") : ""));
 }
 
-void StageConnections::send(std::span<const std::byte> bytes) {
+void StageConnections::send_to(int stage, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-        const ssize_t sent = ::send(out_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        const ssize_t sent = ::send(stage < stage_ ? in_ : out_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0) fail(stage_ + 1, errno);
+        if (sent < 0) fail(stage, errno);
         bytes = bytes.subspan(static_cast<size_t>(sent));
     }
 }
 
-void StageConnections::receive(std::span<std::byte> bytes) {
+void StageConnections::receive_from(int stage, std::span<std::byte> bytes) {
     while (!bytes.empty()) {
-        const ssize_t got = ::recv(in_, bytes.data(), bytes.size(), MSG_WAITALL);
+        const ssize_t got = ::recv(stage < stage_ ? in_ : out_, bytes.data(), bytes.size(), MSG_WAITALL);
         if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) fail(stage_ - 1, got < 0 ? errno : 0);
+        if (got <= 0) fail(stage, got < 0 ? errno : 0);
         bytes = bytes.subspan(static_cast<size_t>(got));
     }
+}
+
+void StageConnections::send(std::span<const std::byte> bytes) { send_to(stage_ + 1, bytes); }
+void StageConnections::receive(std::span<std::byte> bytes) { receive_from(stage_ - 1, bytes); }
+
+void StageConnections::acknowledge() { send_to(stage_ - 1, std::as_bytes(std::span("", 1))); }
+void StageConnections::wait_for_stage_behind() {
+    std::byte taken{};
+    receive_from(stage_ + 1, {&taken, 1});
 }
 
 void StageConnections::abort() noexcept {
@@ -56,10 +67,11 @@ void StageConnections::abort() noexcept {
         if (end >= 0) ::shutdown(end, SHUT_RDWR);
 }
 
-StageLink::StageLink(StageConnections* connections, Communicator& communicator, Backend& backend)
+StageLink::StageLink(StageConnections* connections, Communicator& communicator, Backend& backend, bool by_peers)
     : connections_(connections),
       communicator_(communicator),
       backend_(backend),
+      by_peers_(by_peers),
       stopped_(backend.allocate(DType::int32, std::array{int64_t{1}})) {}
 
 TensorView StageLink::on_host(const TensorView& x) {
@@ -68,9 +80,13 @@ TensorView StageLink::on_host(const TensorView& x) {
     return TensorView(landing_.data(), x.dtype(), x.shape());
 }
 
-void StageLink::send_header(bool stopped, DType dtype, int64_t bytes) {
-    const Header header{
-        .magic = magic, .stopped = stopped, .dtype = static_cast<uint16_t>(dtype), .step = sent_++, .bytes = bytes};
+void StageLink::send_header(bool stopped, DType dtype, int64_t bytes, const TensorView& outbox) {
+    const Header header{.magic = magic,
+                        .stopped = stopped,
+                        .dtype = static_cast<uint16_t>(dtype),
+                        .step = sent_++,
+                        .bytes = bytes,
+                        .address = reinterpret_cast<uint64_t>(outbox.data())};
     connections_->send(std::as_bytes(std::span(&header, 1)));
 }
 
@@ -81,7 +97,8 @@ StageLink::Header StageLink::receive_header(int64_t num_elements) {
     const auto dtype = static_cast<DType>(header.dtype);
     const bool fits =
         header.stopped ? header.bytes == 0 : is_floating(dtype) && header.bytes == num_elements * size_bytes(dtype);
-    if (header.magic == magic && header.step == step && fits) return header;
+    const bool is_placed = (header.address != 0) == (by_peers_ && !header.stopped);  // an address is of this process
+    if (header.magic == magic && header.step == step && fits && is_placed) return header;
     throw Error(concat("stage ", connections_->stage(), " of the pipeline expected ", num_elements, " numbers of step ",
                        step, ", and got ", header.bytes, " bytes of ", name(dtype), " of step ", header.step,
                        "; all stages must be of one version, model and start"));
@@ -96,13 +113,38 @@ void StageLink::receive_values(DType sent, const TensorView& landed) {
     round_to(values, landed);
 }
 
+// The copy of the outbox is part of the stream, so whatever the next step writes there comes behind it.
+void StageLink::send_by_peers(const TensorView& x) {
+    if (!std::exchange(is_taken_, false)) connections_->wait_for_stage_behind();
+    if (!outbox_ || outbox_.bytes() < x.bytes()) {
+        outbox_ = {};
+        outbox_ = backend_.allocate(DType::uint8, std::array{x.bytes()});
+    }
+    const TensorView kept(outbox_.data(), x.dtype(), x.shape(), outbox_.device());
+    backend_.copy(x, kept);
+    backend_.queue()->synchronize();
+    send_header(false, x.dtype(), x.bytes(), kept);
+}
+
+// A copy as within this GPU: the GPUs of a process share one space of addresses (unified addressing), and the driver
+// sees by the address where what it copies lies.
+void StageLink::receive_by_peers(const Header& header, const TensorView& x) {
+    backend_.copy({reinterpret_cast<void*>(header.address), x.dtype(), x.shape(), x.device()}, x);
+    backend_.queue()->synchronize();
+    connections_->acknowledge();
+}
+
 bool StageLink::receive(const TensorView& x) {
     int32_t stopped = 0;
-    const TensorView flag(&stopped, DType::int32, {1}), landed = connections_ ? on_host(x) : TensorView();
+    const bool lands = connections_ && !by_peers_;
+    const TensorView flag(&stopped, DType::int32, {1}), landed = lands ? on_host(x) : TensorView();
     if (connections_) {
         const Header header = receive_header(x.numel());
         stopped = header.stopped != 0;
-        if (!stopped) receive_values(static_cast<DType>(header.dtype), landed);
+        if (header.address != 0)
+            receive_by_peers(header, x);
+        else if (!stopped && lands)
+            receive_values(static_cast<DType>(header.dtype), landed);
         backend_.copy(flag, stopped_);
     }
     // On GPUs a rank waits here, and not in a kernel, for what may come late.
@@ -110,13 +152,20 @@ bool StageLink::receive(const TensorView& x) {
     communicator_.broadcast(stopped_, 0);
     if (!connections_) backend_.copy(stopped_, flag);
     if (stopped) return false;
-    if (connections_ && landed.data() != x.data()) backend_.copy(landed, x);
+    if (lands && landed.data() != x.data()) backend_.copy(landed, x);
     communicator_.broadcast(x, 0);
+    // What follows may record a graph, for which the driver may wait for all devices: by then no kernel of a peer may
+    // wait for this rank.
+    if (DeviceQueue* const queue = backend_.queue(); queue && communicator_.size() > 1) {
+        queue->synchronize();
+        communicator_.barrier();
+    }
     return true;
 }
 
 void StageLink::send(const TensorView& x) {
     if (!connections_) return;
+    if (by_peers_) return send_by_peers(x);
     const TensorView landed = on_host(x);
     if (landed.data() != x.data()) backend_.copy(x, landed);
     send_header(false, x.dtype(), x.bytes());

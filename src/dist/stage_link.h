@@ -6,7 +6,9 @@
 // Stages form a chain: the first rank of each has a connection from that of the stage before, but for the first stage,
 // and one to that of the stage behind, but for the last. Connections are stream sockets: a pair within a process, TCP
 // between processes. The other ranks of a stage hear from its first one, through their communicator. Tensors are where
-// the backend of the rank is; those of a GPU are copied through memory of the host.
+// the backend of the rank is; those of a GPU go through memory of the host, but where both stages are on GPUs of this
+// process: there one keeps what it hands on in memory of its GPU (outbox), the connection says where, and the other
+// copies it to its own GPU and says that it has. So no kernel waits for another stage, as one of NCCL would.
 //
 // Stages on unlike devices may compute in unlike dtypes. Each sends what it has, names its dtype, and the stage that
 // receives it rounds it to its own, once and to nearest even. So no stage needs to know of another's dtype.
@@ -49,10 +51,16 @@ public:
 
     void send(std::span<const std::byte> bytes);
     void receive(std::span<std::byte> bytes);
+    // What goes the other way, between stages of a process: that what was sent has been taken.
+    void acknowledge();
+    void wait_for_stage_behind();
     void abort() noexcept;  // from any thread: threads that wait here, or at the other ends, get an Error
     int stage() const { return stage_; }
 
 private:
+    // stage: a neighbour.
+    void send_to(int stage, std::span<const std::byte> bytes);
+    void receive_from(int stage, std::span<std::byte> bytes);
     [[noreturn]] void fail(int stage, int error) const;
 
     const int stage_, in_, out_;
@@ -62,8 +70,9 @@ private:
 // every rank of the stage.
 class StageLink {
 public:
-    // connections: of the first rank of a stage; null for the others.
-    StageLink(StageConnections* connections, Communicator& communicator, Backend& backend);
+    // connections: of the first rank of a stage; null for the others. by_peers: all stages are on GPUs of this process,
+    // which copy from each other, and compute in one dtype.
+    StageLink(StageConnections* connections, Communicator& communicator, Backend& backend, bool by_peers = false);
 
     // Fills x, [num_tokens, hidden_size] of a floating dtype, for a new step: the output of the layers before. False:
     // that stage stopped.
@@ -77,16 +86,22 @@ private:
         uint16_t stopped;  // instead of activations
         uint16_t dtype;    // of the activations
         uint64_t step;
-        int64_t bytes;  // behind the header
+        int64_t bytes;     // behind the header, or at the address
+        uint64_t address;  // in memory of the GPU of the stage before; 0: they follow
     };
-    void send_header(bool stopped, DType dtype, int64_t bytes);
+    void send_header(bool stopped, DType dtype, int64_t bytes, const TensorView& outbox = {});
     Header receive_header(int64_t num_elements);
     void receive_values(DType sent, const TensorView& landed);
+    void send_by_peers(const TensorView& x);
+    void receive_by_peers(const Header& header, const TensorView& x);
     TensorView on_host(const TensorView& x);  // itself, or memory of its size that stays until the next call
 
     StageConnections* connections_;
     Communicator& communicator_;
     Backend& backend_;
+    const bool by_peers_;
+    Tensor outbox_;                     // [bytes] uint8 on this GPU: what the stage behind copies
+    bool is_taken_ = true;              // it has, or there is nothing
     Tensor stopped_;                    // [1] int32 where the backend is: whether the stage before has stopped
     Tensor landing_;                    // [bytes] uint8 in memory of the host, where tensors are elsewhere
     Tensor unlike_;                     // [bytes] uint8: what came in another dtype than that of this stage

@@ -29,6 +29,14 @@ int count_ranks_per_stage(const EngineOptions& options) {
 
 bool is_on_cpu(const Device& device) { return device.kind == DeviceKind::cpu; }
 
+// Whether stages copy what others hand on from the memory of their GPUs. The first of several ranks would ask for that
+// memory alone: see DeviceQueue::while_quiet.
+bool copies_by_peers(const EngineOptions& options) {
+    const PipelineOptions& pipeline = options.pipeline;
+    return pipeline.stage < 0 && pipeline.dtypes.empty() && count_ranks_per_stage(options) == 1 &&
+           std::ranges::none_of(options.devices, is_on_cpu);
+}
+
 // How many ranks divide the CPU: all, but where a GPU has a stage beside one of the CPU.
 int count_cpu_ranks(const EngineOptions& options) {
     const auto count = static_cast<int>(std::ranges::count_if(options.devices, is_on_cpu));
@@ -169,7 +177,7 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
     if (!connections_.empty())
         rank.stages = std::make_unique<StageLink>(r == 0 ? connections_[rank.stage_here].get() : nullptr,
-                                                  *rank.communicator, *rank.backend);
+                                                  *rank.communicator, *rank.backend, copies_by_peers(options));
     DeviceQueue* const queue = rank.backend->queue();
     if (queue && num_ranks() > 1 && rank.communicator->capturable())  // else no kernel waits for another rank
         queue->meet_by([&communicator = *rank.communicator] { communicator.barrier(); });
@@ -178,8 +186,8 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.communicator->all_reduce(first);
     if (queue) queue->synchronize();
     if (options.pipeline.stage >= 0 || !options.pipeline.dtypes.empty()) rank.params.skip_other_stages(*rank.backend);
-    // A graph has no place where the host waits for another stage, or computes.
-    const bool has_graphs = options.graphs && !rank.stages && !rank.backend->host_experts;
+    // A graph has no place where the host computes.
+    const bool has_graphs = options.graphs && !rank.backend->host_experts;
     rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, has_graphs);
 }
 
@@ -608,13 +616,21 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     LoraStep lora(rank.adapters, step);
     if (!is_draft) rank.cache.begin_states(step);
     const auto run_here = [&] {
+        const ModelSpec& spec = rank.params.spec();
+        const bool receives = !spec.is_first_stage() && !is_draft, is_tapped = (rank.tap || lora) && !is_draft;
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
+            if (!spec.is_last_stage()) rank.decoder->send(staged);
             return sample_masked(rank, staged, computed, masks);
         };
-        const auto stage_step = [&rank](const Batch& batch) {
-            return stage(*rank.backend, rank.params.spec(), rank.cache, rank.table, batch);
+        const auto stage_step = [&](const Batch& batch) {
+            const Batch staged = stage(*rank.backend, spec, rank.cache, rank.table, batch);
+            if (receives) {
+                settle(rank);  // the step before is told before this rank waits for another stage
+                if (!rank.decoder->receive(staged, is_tapped)) throw StepAborted();
+            }
+            return staged;
         };
-        if ((rank.tap || lora) && !is_draft) {
+        if (is_tapped) {
             settle(rank);
             const Batch staged = stage_step(step);
             lora.stage(*rank.backend);
@@ -653,8 +669,15 @@ int64_t InferEngine::weight_bytes() const {
     return bytes;
 }
 
-GraphCounts InferEngine::graph_counts() {
+int64_t InferEngine::host_expert_bytes() {
     return of_rank0([](Rank& rank) {
+        const auto& experts = rank.backend->host_experts;
+        return experts ? experts->bytes() : 0;
+    });
+}
+
+GraphCounts InferEngine::graph_counts(int stage) {
+    return of_rank(first_of(stage), [](Rank& rank) {
         GraphCounts counts = rank.graphs->counts();
         counts.launched_ahead = rank.num_ahead;
         return counts;

@@ -109,8 +109,11 @@ public:
     // id.
     StepOutput forward(const Batch& batch);
     int64_t weight_bytes() const;  // of all ranks
-    GraphCounts graph_counts();    // of rank 0; all have the same
-    void close();                  // frees weights, cache and threads; idempotent
+    // Bytes of host memory that arrays of experts have taken so far whose weights are there, beside a GPU; else 0.
+    int64_t host_expert_bytes();
+    // All ranks of a stage have the same. stage: one that is here; -1: the first one. ConfigError: there is none such.
+    GraphCounts graph_counts(int stage = -1);
+    void close();  // frees weights, cache and threads; idempotent
     // In place of close where threads cannot be waited for: leaves everything to the end of the process. A closed
     // engine is what remains.
     void abandon();

@@ -22,6 +22,9 @@
 // this rank. Behind the barrier a launch allocates nothing (graph.cpp). Ideas: graphs for decode steps of padded
 // shapes, vLLM (vllm/worker/model_runner.py); PyTorch does not free memory while ranks of a process launch NCCL's
 // kernels (torch/csrc/cuda/nccl.cpp).
+//
+// Stages of a pipeline: a graph has the layers of its stage. The residual stream comes before it is launched, with the
+// arrays of the step (Stage), and goes on behind it (Finish), since the host waits for another stage there.
 #pragma once
 
 #include <functional>

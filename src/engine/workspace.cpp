@@ -9,6 +9,7 @@
 #include "model/decoder.h"
 #include "model/given.h"
 #include "model/params.h"
+#include "model/sublayers/experts.h"
 
 namespace infinilm {
 
@@ -29,7 +30,9 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
         const int64_t exchanged = step.num_tokens * spec.hidden_size;
         return of_a_rank + stage_allowed_bytes(spec.vocab_size, step.num_rows) +
                stage_changes_bytes(spec, step.num_rows) + stage_given_bytes(spec, step.num_tokens) +
+               host_workspace(spec, step.num_tokens, plan.num_threads).on_device +
                KvCache::workspace_bytes(spec, step.num_rows * spec.max_model_len) +
+               (spec.is_last_stage() ? 0 : exchanged * size_bytes(activation)) +  // StageLink's outbox
                (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }
     std::vector<cpu::LargestCalls::Linears> linears{{.num_tokens = step.num_tokens, .in_features = spec.hidden_size}};
@@ -60,6 +63,32 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                             .index_top_k = widest.top_k});
     const int threads = std::max(size, plan.num_threads > 0 ? plan.num_threads : default_num_threads());
     return size * (of_a_rank + scratch.shared) + threads * scratch.of_a_thread;
+}
+
+HostWorkspace host_workspace(const ModelSpec& model, int64_t num_tokens, int num_threads) {
+    HostExperts::TokenSizes largest;
+    std::vector<cpu::LargestCalls::Linears> linears;
+    for (const LayerSpec& layer : model.layers) {
+        if (!layer.experts || !layer.experts->on_host) continue;
+        const HostExperts::TokenSizes own = sizes_on_host(model, *layer.experts);
+        for (const auto size :
+             {&HostExperts::TokenSizes::x, &HostExperts::TokenSizes::shared, &HostExperts::TokenSizes::out,
+              &HostExperts::TokenSizes::inner, &HostExperts::TokenSizes::parts, &HostExperts::TokenSizes::top_k})
+            largest.*size = std::max(largest.*size, own.*size);
+        for (const int64_t in_features : {own.x, int64_t{layer.experts->expert.intermediate_size}})
+            linears.push_back({.num_tokens = num_tokens * layer.experts->top_k,
+                               .in_features = in_features,
+                               .count = layer.experts->count});
+    }
+    if (linears.empty()) return {};
+    const cpu::ScratchBytes scratch =
+        cpu::scratch_bytes({.num_threads = num_threads, .isa = "", .compute_dtype = model.dtype},
+                           {.num_tokens = num_tokens, .linears = std::move(linears)});
+    const HostExperts::Bytes bytes = HostExperts::bytes_of(largest, num_tokens, model.dtype);
+    const int threads = num_threads > 0 ? num_threads : default_num_threads();
+    return {.arrays = bytes.arrays,
+            .others = bytes.copies + scratch.shared + threads * scratch.of_a_thread,
+            .on_device = bytes.on_device};
 }
 
 int64_t weight_bytes(const ModelSpec& model, DType dtype, int num_ranks) {

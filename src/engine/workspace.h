@@ -26,6 +26,15 @@ struct RankPlan {
 // On a CPU the sum over all ranks of a stage, which share its memory; else one GPU. model: whole, or a stage.
 int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const RankPlan& plan);
 
+// Experts that stay in memory of the host beside a GPU: what the largest steps take there besides their weights, and
+// what these steps take on the GPU for that.
+struct HostWorkspace {
+    int64_t arrays = 0;     // HostExperts::bytes, once the largest step has run
+    int64_t others = 0;     // scratch of the CPU's kernels, and pinned memory
+    int64_t on_device = 0;  // where results arrive; a part of workspace_bytes
+};
+HostWorkspace host_workspace(const ModelSpec& model, int64_t num_tokens, int num_threads);
+
 // Bytes of the rank that has most, as tensors of that dtype. model: whole, or a stage.
 int64_t weight_bytes(const ModelSpec& model, DType dtype, int num_ranks);
 

@@ -142,10 +142,21 @@ bool Decoder::store_keys(const Step<NoTap>& s) const {
         first.body);
 }
 
+Buffers& Decoder::reserve(const Batch& batch, bool tapped) {
+    buffers_.reserve(backend_, model_.buffers, std::max(batch.input_ids.shape(0), batch.logits_rows.shape(0)), tapped);
+    return buffers_;
+}
+
+bool Decoder::receive(const Batch& batch, bool tapped) {
+    return stages_->receive(reserve(batch, tapped).view(model_.stream.x, batch.input_ids.shape(0)));
+}
+
+void Decoder::send(const Batch& batch) { stages_->send(buffers_.view(model_.stream.x, batch.input_ids.shape(0))); }
+
 template <class Tap>
 Step<Tap> Decoder::make_step(const Batch& batch, const KvCache& cache, const Tap& tap, const Stream& stream) {
-    const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
-    buffers_.reserve(backend_, model_.buffers, std::max(num_tokens, num_rows), Tap::active);
+    const int64_t num_tokens = batch.input_ids.shape(0);
+    reserve(batch, Tap::active);
     return {.backend = backend_,
             .ranks = communicator_,
             .tap = tap,
@@ -176,8 +187,6 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         model_.tower->embed(s);
     else if (spec_.is_first_stage())
         s.embed(batch.input_ids, model_.embed_tokens, spec_.vocab_size, spec_.embedding_multiplier, s.x);
-    else if (!stages_->receive(s.x))
-        throw StepAborted();
     const std::vector<TensorView> ropes = make_ropes(batch);
     s.ropes = ropes;
     if (model_.embedding_sum) model_.embedding_sum->add(s);
@@ -204,10 +213,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     if (has_head) model_.mtp->read(s, model_.norm);
     if (model_.altup) model_.altup->join(s);
     s.layer = -1;
-    if (!spec_.is_last_stage()) {
-        stages_->send(s.x);
-        return {};
-    }
+    if (!spec_.is_last_stage()) return {};
     if (model_.tower) {
         model_.tower->merge(s, model_.norm, merged);
         return merged;

@@ -16,10 +16,15 @@ class Decoder {
 public:
     // stages: of a rank that has not all layers.
     Decoder(const Model& model, Backend& backend, Communicator& communicator, StageLink* stages = nullptr);
+    // The ends of a step of a stage, where the host waits for another one; forward() lies between them. receive, but in
+    // the first stage: the residual stream as the layers before have left it. False: the stage before stopped. send,
+    // but in the last stage: what forward() has made of it. tapped: forward() gets a StepTap.
+    bool receive(const Batch& batch, bool tapped);
+    void send(const Batch& batch);
     // The logits of the rows that are wanted, as Logits::compute gives them, or without an lm_head what the last norm
     // makes of these rows, [num_rows, hidden_size] activation; absent if there are none, or another stage has them. A
     // tower gives its rows instead, see Tower::result. Everything is on the backend's device. StepAborted: see
-    // batch.abort, which is asked before each half of a layer and before the logits; or the stage before has stopped.
+    // batch.abort, which is asked before each half of a layer and before the logits.
     template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // A step of the MTP head, which goes on from the hidden states of the step before: see Batch::hidden_rows. The
@@ -36,6 +41,7 @@ public:
 
 private:
     void reserve_lora(const LoraStep& step);
+    Buffers& reserve(const Batch& batch, bool tapped);  // with room for the step
     template <class Tap>
     Step<Tap> make_step(const Batch& batch, const KvCache& cache, const Tap& tap, const Stream& stream);
     std::vector<TensorView> make_ropes(const Batch& batch);  // cosines and sines of the step: see Step::ropes

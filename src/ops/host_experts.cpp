@@ -32,6 +32,24 @@ TensorView HostExperts::widened(Use use, const TensorView& rows) {
     return wide;
 }
 
+int64_t HostExperts::bytes() const {
+    int64_t bytes = rounded_ ? rounded_.bytes() : 0;
+    for (const Tensor& memory : memory_) bytes += memory ? memory.bytes() : 0;
+    return bytes;
+}
+
+HostExperts::Bytes HostExperts::bytes_of(const TokenSizes& largest, int64_t num_tokens, DType device_dtype) {
+    const auto& [x, shared, out, inner, parts, top_k] = largest;
+    const int64_t floats = x + shared + out + inner + parts, rounded = out * size_bytes(device_dtype);
+    const int64_t ids_and_weights = top_k * 2 * static_cast<int64_t>(sizeof(int32_t));
+    const int64_t fetched = (x + shared) * size_bytes(device_dtype) + ids_and_weights;
+    // A result is in pinned memory of its own in each of the steps that may be under way.
+    const int64_t copied = fetched + static_cast<int64_t>(steps_under_way) * rounded;
+    return {.arrays = upload_growth * num_tokens * (floats * size_bytes(DType::float32) + rounded),
+            .copies = upload_growth * num_tokens * copied,
+            .on_device = upload_growth * num_tokens * rounded};
+}
+
 void HostExperts::run(Backend& device, const ExpertsParams& p) {
     DeviceQueue& queue = *device.queue();
     const std::vector<TensorView> got = queue.download(std::array{p.x, p.ids, p.weights, p.shared, p.shared_gate});

@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from bench import ROOT, command, gpu
+from bench import ROOT, command, gpu, gpu_build
 
 
 def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +36,7 @@ def test_everything_is_measured(request: pytest.FixtureRequest, tmp_path: Path) 
     rows = result["rows"]
     assert {row["group"] for row in rows} == {
         "decode linear", "prefill linear", "quantised linear", "decode attention", "prefill attention", "delta rule",
-        "experts", "row-wise", "sampling", "decode", "prefill",
+        "experts", "row-wise", "sampling", "decode", "mixed", "prefill",
     }  # fmt: skip
     for row in rows:
         assert row["floor_ms"] > 0 and row["name"] in done.stdout
@@ -80,6 +81,50 @@ def test_every_file_of_tests_runs() -> None:
 def test_no_gpu() -> None:
     done = run(CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and "no NVIDIA GPU" in done.stderr and "--simulate" in done.stderr
+
+
+def test_shares_of_the_time() -> None:
+    """Steps divide what is left with those that are still to come: one alone has all of it."""
+    assert gpu.share_of("tests", gpu.STEPS) == 2 / 5
+    assert gpu.share_of("kernels", gpu.STEPS) == 2 / 3
+    for step in ("tests", "kernels", "engine"):
+        assert gpu.share_of(step, [step]) == 1
+    assert gpu.share_of("tests", ["build", "tests"]) == 1
+
+
+def test_cases_that_are_done_are_kept(tmp_path: Path) -> None:
+    """A file of tests that is ended leaves the cases that it had finished."""
+    report = tmp_path / "cases.jsonl"
+    environment = {**os.environ, "INFINILM_TEST_GPU_CASES": str(report)}
+    tests = ["tests/cuda/test_device.py::test_unusable_libraries", "tests/cuda/test_device.py::test_sanitized"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    counts = gpu.count_cases("device", report.read_text())
+    assert (counts["passed"], counts["skipped"], counts["failures"]) == (3, 1, {})
+    with report.open("a") as file:  # one that fails, and fails again where it is cleaned up
+        for text in ("first", "second"):
+            file.write(json.dumps({"name": "x", "outcome": "failed", "seconds": 1.0, "text": text}) + "\n")
+    counts = gpu.count_cases("device", report.read_text())
+    assert (counts["passed"], counts["skipped"], counts["failures"]) == (3, 1, {"x": "second"})
+
+
+def test_a_build_for_another_python(tmp_path: Path) -> None:
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda/libinfinilm_cuda.so").touch()
+    (tmp_path / "_core.cpython-39-x86_64-linux-gnu.so").touch()
+    with pytest.raises(gpu.BuildError, match="was built for another Python than this one"):
+        gpu_build.make_site(tmp_path)
+
+
+def test_chosen_rows_and_models() -> None:
+    from bench.gpu_engine import MODELS, Sizes
+    from bench.gpu_measure import those_of
+
+    cases = list(Sizes().cases())
+    assert {name for name, _ in cases} >= MODELS.keys()
+    assert [name for name, _ in those_of(cases, "8b int")] == ["Llama-3.1-8B int4", "Llama-3.1-8B int8"]
+    with pytest.raises(SystemExit, match="--only=9B: nothing that is measured here has this in its name"):
+        those_of(cases, "9B")
 
 
 def test_floors() -> None:

@@ -1,7 +1,10 @@
 // The connections of stages: what goes from one to the next, and messages that are not due.
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
+#include <string>
+#include <thread>
 
 #include "check.h"
 #include "dist/in_process.h"
@@ -29,16 +32,22 @@ Tensor filled(Backend& backend, int64_t size, float value) {
 // Three stages of two ranks, in steps of different sizes; some are stopped by one of the stages. A rank waits for the
 // stages behind it only while these are full.
 template <class MakeBackend>
-void hand_on(int num_steps, const MakeBackend& make_backend) {
+void hand_on(int num_steps, const MakeBackend& make_backend, bool by_peers = false) {
     constexpr int num_stages = 3, ranks = 2;
     const auto connections = connect_stages({.num_stages = num_stages});
     std::vector<std::shared_ptr<CommunicatorGroup>> groups;
     for (int s = 0; s < num_stages; ++s) groups.push_back(make_in_process_group(ranks, 1));
+    using RankBackend = decltype(make_backend(0));
+    std::vector<std::unique_ptr<RankBackend>> backends(num_stages * ranks);
+    std::vector<std::unique_ptr<StageLink>> links(num_stages * ranks);  // until all have what lies in their outboxes
     rethrow_any(run_ranks(num_stages * ranks, [&](int index) {
         const int stage = index / ranks, rank = index % ranks;
-        auto backend = make_backend(index);
+        RankBackend& backend = *(backends[static_cast<size_t>(index)] =
+                                     std::unique_ptr<RankBackend>(new RankBackend(make_backend(index))));
         const auto communicator = groups[static_cast<size_t>(stage)]->join(rank, &backend);
-        StageLink link(rank == 0 ? connections[static_cast<size_t>(stage)].get() : nullptr, *communicator, backend);
+        StageLink& link = *(
+            links[static_cast<size_t>(index)] = std::make_unique<StageLink>(
+                rank == 0 ? connections[static_cast<size_t>(stage)].get() : nullptr, *communicator, backend, by_peers));
         for (int step = 0; step < num_steps; ++step) {
             const int64_t size = 1 + step * step * 37;
             const int stops_at = step % 7 < num_stages ? step % 7 : -1;
@@ -58,6 +67,58 @@ TEST(stages_hand_on) {
     const int num_steps = rounds ? rounds : 60;
     hand_on(num_steps, [](int) { return HostBackend(); });
     hand_on(num_steps, [](int index) { return FakeBackend(index); });  // a GPU for each rank
+    hand_on(num_steps, [](int index) { return FakeBackend(index); }, true);
+}
+
+// A GPU that notes how much was copied between it and memory of the host, and from other places of GPUs.
+class CountingBackend : public FakeBackend {
+public:
+    using FakeBackend::FakeBackend;
+    void copy(const TensorView& src, const TensorView& dst) override {
+        (src.device() == dst.device() ? by_device : by_host) += src.bytes();
+        FakeBackend::copy(src, dst);
+    }
+    int64_t by_host = 0, by_device = 0;
+};
+
+// Between GPUs of a process the residual stream goes from one to the other. A stage may be one step ahead: what it
+// hands on lies in memory of its own until the stage behind has it.
+TEST(gpus_of_a_process_copy_from_each_other) {
+    const auto connections = connect_stages({.num_stages = 2});
+    const auto group = make_in_process_group(1, 1);
+    const auto communicator = group->join(0, nullptr);
+    CountingBackend one(0), other(1);
+    StageLink first(connections[0].get(), *communicator, one, true),
+        second(connections[1].get(), *communicator, other, true);
+    const Tensor x = filled(one, 5, 0), y = filled(other, 5, -1);
+    for (int step = 0; step < 3; ++step) {
+        std::fill_n(x.as<float>(), 5, static_cast<float>(step));
+        first.send(x);
+        std::fill_n(x.as<float>(), 5, -2.0f);  // as the next step would
+        CHECK(second.receive(y) && std::all_of(y.as<float>(), y.as<float>() + 5, [&](float v) { return v == step; }));
+    }
+    CHECK(one.by_device == 3 * 5 * 4 && other.by_device == 3 * 5 * 4);
+    CHECK(one.by_host == 0 && other.by_host == 3 * 4);  // whether the stage before has stopped
+    first.stop();
+    CHECK(!second.receive(y));
+    first.send(x);
+    std::string error;
+    std::thread waiting([&] { error = error_of([&] { first.send(x); }); });
+    connections[0]->abort();  // while the first one waits until its last step has been taken
+    waiting.join();
+    CHECK(contains(error, "stage 1 of the pipeline has ended"));
+}
+
+// An address is believed between stages of a process alone.
+TEST(addresses_from_elsewhere) {
+    const auto connections = connect_stages({.num_stages = 2});
+    const auto group = make_in_process_group(1, 1);
+    const auto communicator = group->join(0, nullptr);
+    FakeBackend one(0), other(1);
+    const Tensor x = filled(one, 4, 1);
+    StageLink first(connections[0].get(), *communicator, one, true), second(connections[1].get(), *communicator, other);
+    first.send(x);
+    CHECK(contains(error_of([&] { second.receive(x); }), "all stages must be of one version, model and start"));
 }
 
 // A stage that is ahead goes on while the one behind has not begun.
@@ -109,7 +170,7 @@ TEST(messages_that_are_not_due) {
     }
     {
         const auto connections = connect_stages({.num_stages = 2});
-        connections[0]->send(std::as_bytes(std::span("GET / HTTP/1.1 and so on")));
+        connections[0]->send(std::as_bytes(std::span("GET /v1/models HTTP/1.1 and so on, longer than a header")));
         StageLink second(connections[1].get(), *communicator, backend);
         CHECK(contains(error_of([&] { second.receive(x); }), "all stages must be of one version, model and start"));
     }

@@ -8,6 +8,7 @@ INFINILM_TEST_NCCL names a libnccl.so.2 (2.30 or later), those of several ranks 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import sys
@@ -51,6 +52,16 @@ EMULATED = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sanitizer: the emulator's slow sanitizer matrix; runs with -m sanitizer")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Where `bench.gpu` asks for it, each case is written down when it is done: its process may be ended."""
+    path = os.environ.get("INFINILM_TEST_GPU_CASES")
+    if path and (report.when == "call" or report.outcome != "passed"):
+        name, text = report.nodeid.rpartition("::")[2], report.longreprtext.strip()[-1500:]
+        case = {"name": name, "outcome": report.outcome, "seconds": report.duration, "text": text}
+        with Path(path).open("a") as file:
+            file.write(json.dumps(case) + "\n")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ from threading import Event
 from typing import Any
 
 import numpy as np
+import pytest
 from device_cases import MODELS, make_model
 from emulation import HERE, ON_GPU, Gpu
 from numpy.typing import NDArray
@@ -33,9 +34,12 @@ MAX_LEN = 512
 MAX_GRAPHS = 64  # that an engine keeps
 
 
-def open_engine(folder: Path, dtype: str, *, graphs: bool, devices: Sequence[str] = ("cuda:0",)) -> _core.InferEngine:
+def open_engine(
+    folder: Path, dtype: str, *, graphs: bool, devices: Sequence[str] = ("cuda:0",), num_stages: int = 1
+) -> _core.InferEngine:
     config = AutoConfig.from_pretrained(folder)
-    engine = _core.InferEngine(build_spec(config, dtype=dtype, max_model_len=MAX_LEN), list(devices), graphs=graphs)
+    spec = build_spec(config, dtype=dtype, max_model_len=MAX_LEN)
+    engine = _core.InferEngine(spec, list(devices), graphs=graphs, num_stages=num_stages)
     with Checkpoint(folder) as checkpoint:
         load_weights(checkpoint, engine, dtype=dtype, config=config, progress=False)
     return engine
@@ -161,12 +165,14 @@ class Twins:
         dtype: str,
         *,
         devices: Sequence[Sequence[str]] = (("cuda:0",), ("cuda:0",)),
+        num_stages: int = 1,
         **sequences: int,
     ) -> None:
         has_states = "full_attention_interval" in MODELS.get(name, {})
-        model = make_model(name, Path(folder), num_hidden_layers=2 if has_states else 1) if name else Path(folder)
+        num_layers = max(2 if has_states else 1, num_stages)
+        model = make_model(name, Path(folder), num_hidden_layers=num_layers) if name else Path(folder)
         self.recording, self.eager = (
-            open_engine(model, dtype, graphs=graphs, devices=own)
+            open_engine(model, dtype, graphs=graphs, devices=own, num_stages=num_stages)
             for graphs, own in zip((True, False), devices, strict=True)
         )
         self.has_states = self.recording.spec.state_bytes() > 0
@@ -520,8 +526,35 @@ def a_bound(_: Gpu, folder: str) -> None:
 
 def anything(_: Gpu, folder: str, name: str, dtype: str, seed: int, steps: int) -> None:
     """Steps of all kinds in a random order: decode of any sequences, prefill, hooks, other caches."""
-    rng = np.random.default_rng(seed)
     twins = Twins(folder, name, dtype)
+    run_anything(twins, seed, steps)
+    recorded, launched, _kept = twins.counts()
+    assert launched > recorded > 0
+    twins.close()
+
+
+def stages(_: Gpu, folder: str, name: str, dtype: str, seed: int, steps: int) -> None:
+    """The same in two stages of a GPU each: the layers of either are graphs, between which the residual goes on."""
+    devices = [[f"cuda:{first + stage}" for stage in range(2)] for first in (0, 2)]
+    twins = Twins(folder, name, dtype, devices=devices, num_stages=2)
+    twins.step([0, 1, 2, 3], 30)  # no step has more tokens at first
+    for launched in (0, 1, 2):
+        twins.step([0, 1])
+        for stage in range(2):
+            counts = twins.recording.graph_counts(stage)
+            assert (counts.recorded, counts.launched) == (min(launched, 1), launched), (stage, counts)
+    run_anything(twins, seed, steps)
+    for stage in range(2):
+        counts = twins.recording.graph_counts(stage)
+        assert counts.launched > counts.recorded > 0 and counts.failure == ""
+    with pytest.raises(infinilm.ConfigError, match="stage 2 is not one of the 2 that are here"):
+        twins.recording.graph_counts(2)
+    twins.close()
+
+
+def run_anything(twins: Twins, seed: int, steps: int) -> None:
+    """Steps of all kinds in a random order, on both engines."""
+    rng = np.random.default_rng(seed)
     for _ in range(steps):
         lengths = twins.sequences.lengths
         if rng.random() < 0.05 or lengths.max() > twins.sequences.max_len - 60:
@@ -539,9 +572,6 @@ def anything(_: Gpu, folder: str, name: str, dtype: str, seed: int, steps: int) 
         logits, sampled, count = rng.random() < 0.5, rng.random() < 0.8, int(rng.choice([1, 1, 3, 4]))
         for _ in range(int(rng.integers(1, 5))):
             twins.step(seqs, count, logits=bool(logits), sampled=bool(sampled), drafted=count > 1)
-    recorded, launched, _kept = twins.counts()
-    assert launched > recorded > 0
-    twins.close()
 
 
 def steps_without_results(_: Gpu, folder: str) -> None:

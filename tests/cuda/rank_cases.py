@@ -245,15 +245,29 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
         fake.check()
 
 
-def stages(_: Gpu, name: str, folder: str, dtype: str) -> None:
-    """Answers of several kinds are those of one stage, bit for bit, where each stage has a GPU of its own."""
+def stages(gpu: Gpu, name: str, folder: str, dtype: str) -> None:
+    """Answers of several kinds are those of one stage, bit for bit, where each stage has a GPU of its own.
+
+    The residual stream goes from GPU to GPU, so that the host sends either stage the arrays of a step and no more.
+    """
+    gpu.lib.infinilm_emulator_uploaded_bytes.restype = ctypes.c_uint64
+
+    def uploaded(llm: infinilm.LLM) -> int:
+        before = gpu.lib.infinilm_emulator_uploaded_bytes()
+        llm.forward(prompts(128, 90)[0])
+        return int(gpu.lib.infinilm_emulator_uploaded_bytes() - before)
+
     model = make_model(name, Path(folder))
     with open_llm(model, dtype=dtype) as llm:
         expected = answers_of_stages(llm)
+        of_one_stage = uploaded(llm)
     with open_llm(model, dtype=dtype, pipeline_parallel_size=2) as llm:
         assert llm.devices == ("cuda:0", "cuda:1") and len(llm.memory.stages) == 2
         assert answers_of_stages(llm) == expected
         assert answers_of_stages(llm) == expected  # from prefixes
+        assert all(llm.engine.graph_counts(stage).launched > 0 for stage in range(2))
+        of_two_stages, residual = uploaded(llm), 90 * llm.config.hidden_size * 2
+        assert of_two_stages < 2 * of_one_stage + residual / 2, (of_one_stage, of_two_stages, residual)
         seen = dict.fromkeys(range(llm.config.num_hidden_layers), 0)
 
         def look(_name: str, layer: int, _tensor: Any, _rank: int) -> None:
@@ -287,6 +301,7 @@ def stage_processes(_: Gpu, folder: str, dtype: str, tp_size: int, nccl: str) ->
     try:
         with open_llm(model, dtype=dtype, tensor_parallel_size=tp_size, stages=[address]) as llm:
             assert answers_of_stages(llm) == expected
+            assert llm._engine.graph_counts().launched > 0
         assert process.wait(600) == 0
     finally:
         process.kill()

@@ -120,6 +120,26 @@ def experts_as_transformers(_: Gpu, name: str, dtype: str) -> None:
             assert llm.engine.graph_counts().recorded == 0
 
 
+def host_memory(_: Gpu, name: str, dtype: str, alike: bool) -> None:
+    """A step of as many tokens as there may be takes what the plan says of the host's memory: to the byte where layers
+    are alike; else what one layer has taken beyond its need may be enough for the next one.
+    """
+    settings: dict[str, Any] = {"dtype": dtype, "max_model_len": 24, "max_num_seqs": 2, "max_num_batched_tokens": 9}
+    settings["num_threads"] = 2
+    with open_llm(golden(name), cpu_moe="all", **settings) as llm:
+        arrays, others = _core.host_workspace_bytes(llm.engine.spec, num_tokens=9, num_threads=2)
+        assert llm.memory.host_workspace_bytes == arrays + others and others > 0
+        assert llm.engine.host_expert_bytes() == 0
+        llm.generate([list(range(3, 20))], temperature=0, max_tokens=2, ignore_eos=True, use_tqdm=False)
+        before = llm.engine.host_expert_bytes()
+        assert before == arrays if alike else arrays // 2 < before < arrays
+        llm.generate([[3, 4], [5] * 12], temperature=0, max_tokens=3, ignore_eos=True, use_tqdm=False)
+        assert llm.engine.host_expert_bytes() == before
+    with open_llm(golden(name), cpu_moe=0, **settings) as llm:
+        llm.generate([[3, 4]], temperature=0, max_tokens=2, ignore_eos=True, use_tqdm=False)
+        assert llm.memory.host_workspace_bytes == llm.engine.host_expert_bytes() == 0
+
+
 def experts_in_an_llm(_: Gpu, folder: str, dtype: str) -> None:
     """Hooks, receipts, other weights and random ones where the CPU has experts."""
     model = make_model("qwen2-moe", Path(folder))
@@ -219,6 +239,8 @@ def requests(_: Gpu, folder: str, dtype: str) -> None:
         for _ in range(2):
             for kind, sampling in KINDS.items():
                 assert answers(llm, **sampling) == want[kind], kind
+        of_cpu, of_gpu = (llm.engine.graph_counts(stage) for stage in range(2))
+        assert of_gpu.launched > of_gpu.recorded > 0 == of_cpu.recorded
         assert np.array_equal(llm.embed(TEXTS[0]), vectors) and llm.score(TEXTS[2])[0].logprobs == scores
         cancelled = llm.submit(TEXTS[0], **{**SAMPLING, "max_tokens": 40})
         cancelled.cancel()

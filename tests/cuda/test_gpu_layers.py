@@ -45,6 +45,20 @@ def test_experts_on_the_cpu(simulate: Run, name: str, dtype: str) -> None:
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "alike"),
+    [
+        ("qwen2-moe-window", "bfloat16", True),  # an expert of all tokens
+        ("gpt-oss", "float32", True),
+        ("nemotron-3-super", "float16", True),  # a latent
+        ("step-3p7", "bfloat16", False),  # gate and up lie apart in one of two layers
+    ],
+)
+def test_the_hosts_memory_is_planned(simulate: Run, name: str, dtype: str, alike: bool) -> None:
+    outcome = simulate("split_cases:host_memory", name=name, dtype=dtype, alike=alike)
+    assert outcome.ok, outcome.text
+
+
 def test_a_truncated_file(simulate: Run, models: str) -> None:
     outcome = simulate("split_cases:a_truncated_file", folder=models)
     assert outcome.ok, outcome.text

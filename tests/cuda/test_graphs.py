@@ -85,6 +85,18 @@ def test_any_steps(simulate: Run, models: str, name: str, dtype: str, streams: s
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "streams", "seed", "steps"),
+    [("llama", "bfloat16", "late", 1, 5), ("qwen3-next", "float16", "late", 2, 4)],
+)
+def test_stages(simulate: Run, models: str, name: str, dtype: str, streams: str, seed: int, steps: int) -> None:
+    settings = {"INFINILM_EMULATOR_STREAMS": streams, "INFINILM_EMULATOR_DEVICES": "4", "INFINILM_EMULATOR_SMS": "64"}
+    outcome = simulate(
+        "graph_cases:stages", settings=settings, folder=models, name=name, dtype=dtype, seed=seed, steps=steps
+    )
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("mistral-window", "float16")])
 def test_long_contexts(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("graph_attention_cases:long_contexts", folder=models, name=name, dtype=dtype)

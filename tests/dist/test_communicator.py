@@ -47,6 +47,8 @@ NAMES = {
     "gguf_mutations": 5000,
     "gpus_are_claimed_once": 1,
     "lists_of_cpus": 1,
+    "addresses_from_elsewhere": 1,
+    "gpus_of_a_process_copy_from_each_other": 1,
     "messages_that_are_not_due": 1,
     "mismatches": 5,
     "nccl_aborts": 50,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,25 @@ def test_experts_have_a_memory_of_their_own() -> None:
         assert auto.host_weight_bytes == plan.host_weight_bytes
     with pytest.raises(CacheFullError, match=r"cpu_moe=3: the experts of these layers take .* of the host's memory"):
         plan_memory(model, **settings, cpu_moe="all", memory=(host[-1] - 1, 1 << 30))
+
+
+def test_what_steps_need_of_the_hosts_memory() -> None:
+    """It is planned beside the experts, for the layer that needs most, and grows with the tokens of a step."""
+    model, settings = golden(WITH_EXPERTS), {**SMALL, "kv_cache": PagedKVCacheConfig(num_blocks=8, block_size=16)}
+    none, one, both = (plan_memory(model, **settings, cpu_moe=count, memory="1GiB") for count in (1, 2, 3))
+    assert none.host_workspace_bytes == 0, "the first layer has no experts"
+    assert one.host_workspace_bytes == both.host_workspace_bytes > 0, "layers use the same memory"
+    told = plan_lines(describe_plan(plan_headers(model, {**settings, "cpu_moe": 2, "memory": "1GiB"})))
+    assert any(re.fullmatch("experts on the CPU .*, workspace of a step .*, in memory of the host", x) for x in told)
+    needed = both.host_weight_bytes + both.host_workspace_bytes
+    assert plan_memory(model, **settings, cpu_moe="all", memory=(needed, 1 << 30)) == both
+    with pytest.raises(CacheFullError, match=r"and the workspace of a step .* of which .* are free; lower "):
+        plan_memory(model, **settings, cpu_moe="all", memory=(needed - 1, 1 << 30))
+    longer = {**settings, "max_num_batched_tokens": 4096}
+    more = plan_memory(model, **longer, cpu_moe="all", memory="1GiB")
+    assert more.host_workspace_bytes > 8 * one.host_workspace_bytes, "64 times the tokens, beside scratch of threads"
+    with pytest.raises(CacheFullError, match="; lower max_num_batched_tokens or cpu_moe, free memory, or pass "):
+        plan_memory(model, **longer, cpu_moe="all", memory=(needed, 1 << 30))
 
 
 def test_models_that_cannot_be_divided() -> None:

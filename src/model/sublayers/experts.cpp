@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "ops/host_experts.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -40,6 +39,25 @@ ExpertsSpec ExpertsSpec::local(Shard shard) const {
     return own;
 }
 
+namespace {
+
+// The columns of what an expert has inside: gate and up lie apart where the activation does not join them.
+int64_t inner_columns(const MlpSpec& expert) {
+    return (expert.gated && is_apart(expert.activation) ? 2 : 1) * int64_t{expert.intermediate_size};
+}
+
+}  // namespace
+
+HostExperts::TokenSizes sizes_on_host(const ModelSpec& model, const ExpertsSpec& spec) {
+    const int64_t own = spec.latent_size > 0 ? spec.latent_size : model.hidden_size;
+    return {.x = own,
+            .shared = spec.shared && spec.latent_size == 0 ? model.hidden_size : 0,
+            .out = own,
+            .inner = spec.top_k * inner_columns(spec.expert),
+            .parts = spec.top_k * own,
+            .top_k = spec.top_k};
+}
+
 Experts::Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& plan)
     : spec_(spec),
       hidden_size_(model.hidden_size),
@@ -52,9 +70,7 @@ Experts::Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& pl
     ids_ = plan.add({.name = "expert_ids", .columns = top_k, .dtype = DType::int32});
     weights_ = plan.add({.name = "expert_weights", .columns = top_k, .dtype = DType::float32});
     if (!spec_.on_host) {
-        const int gate_and_up = spec_.expert.gated && is_apart(spec_.expert.activation) ? 2 : 1;
-        inner_ = plan.add(
-            {.name = "expert_inner", .columns = gate_and_up * int64_t{spec_.expert.intermediate_size}, .rows = top_k});
+        inner_ = plan.add({.name = "expert_inner", .columns = inner_columns(spec_.expert), .rows = top_k});
         parts_ = plan.add({.name = "expert_parts", .columns = own_size_, .rows = top_k});
         lists_ = plan.add({.name = "expert_lists", .columns = expert_list_ints, .rows = top_k, .dtype = DType::int32});
     }

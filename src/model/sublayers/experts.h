@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "model/sublayers/mlp.h"
+#include "ops/host_experts.h"
 
 namespace infinilm {
 
@@ -16,6 +17,9 @@ inline constexpr Site post_feedforward_layernorm_1{"post_feedforward_layernorm_1
 inline constexpr Site pre_feedforward_layernorm_2{"pre_feedforward_layernorm_2"};
 inline constexpr Site post_feedforward_layernorm_2{"post_feedforward_layernorm_2"};
 }  // namespace sites
+
+// What a layer of a model needs of each token where its experts are in memory of the host.
+HostExperts::TokenSizes sizes_on_host(const ModelSpec& model, const ExpertsSpec& spec);
 
 class Experts {
 public:
