@@ -100,11 +100,13 @@ class StepBuilder:
         of_samples: BatchArrays = {}  # prompts of encoders sample nothing
         if samples:
             needs_logits = bool(np.count_nonzero(running.needs_logits[sample_slots]))
-            if np.count_nonzero(running.is_constrained[sample_slots]):
-                masks = StepMasks.of(samples, num_rows, drafts)
-                of_samples |= masks.batch_arrays()
-            of_samples |= self._changes(samples, sample_slots, num_rows, drafts)
-            of_samples |= self._sampling(sample_slots, positions, num_rows)
+            is_constrained = np.count_nonzero(running.is_constrained[sample_slots])
+            masks = StepMasks.of(samples, num_rows, drafts) if is_constrained else None
+            of_samples = {
+                **({} if masks is None else masks.batch_arrays()),
+                **self._changes(samples, sample_slots, num_rows, drafts),
+                **self._sampling(sample_slots, positions, num_rows),
+            }
         adapter_ids = running.adapter_id[slots]
         batch = _core.Batch(
             input_ids=running.token_ids(layout.token_slots, layout.positions),
