@@ -65,10 +65,10 @@ def check_token_ids(
         raise RequestError(f"{name}: expected {expected}, got {ids!r:.80}") from None
     if not array.size and not allow_empty:
         raise RequestError(f"{name} is empty: it needs at least one token to start from, such as the BOS token")
-    bad = np.flatnonzero((array < 0) | (array >= vocab_size))
-    if bad.size:
+    if array.size and not 0 <= array.min() <= array.max() < vocab_size:
+        bad = np.flatnonzero((array < 0) | (array >= vocab_size))[0]
         raise RequestError(
-            f"{name}: token id {array[bad[0]]} at position {bad[0]} is out of range; the vocabulary has ids "
+            f"{name}: token id {array[bad]} at position {bad} is out of range; the vocabulary has ids "
             f"0..{vocab_size - 1}"
         )
     return array.astype(np.int32)

@@ -244,4 +244,4 @@ class VectorMethods:
     def _pooled(self, reduced: list[tuple[Any, Any, HiddenPool]]) -> Float32Array:
         pooled = [pool.vector() for _, _, pool in reduced]
         width = self.config.hidden_size * num_pooled(self.vectors.recipe.pooling)
-        return np.stack(pooled) if pooled else np.empty((0, width), np.float32)
+        return np.concatenate(pooled).reshape(len(pooled), -1) if pooled else np.empty((0, width), np.float32)

@@ -12,7 +12,7 @@ base/model.py; of GGUF, those of `llama_pooling_type` in llama.cpp's include/lla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -200,9 +200,9 @@ class VectorRecipe:
 
     def rules(self, prompt_name: str | None, truncate: bool | int) -> TextRules:
         """What becomes of texts. RequestError: there is no such prompt, or `truncate` is neither bool nor number."""
-        rules = text_rules(truncate, self.max_tokens)
-        return replace(
-            rules, prefix=self.prompt(prompt_name), lower_case=self.lower_case, pools_prefix=self.pools_prompt
+        prefix = self.prompt(prompt_name)
+        return text_rules(
+            truncate, self.max_tokens, prefix=prefix, lower_case=self.lower_case, pools_prefix=self.pools_prompt
         )
 
     def has_dimension(self, size: int) -> bool:
@@ -249,12 +249,15 @@ class TextRules:
         return self.prefix + (text.lower() if self.lower_case else text)
 
 
-def text_rules(truncate: bool | int, max_tokens: int | None = None) -> TextRules:
-    """Rules for texts of at most `max_tokens`, and of `truncate` if that is a number >= 1, else a RequestError."""
+def text_rules(truncate: bool | int, max_tokens: int | None = None, **others: Any) -> TextRules:
+    """Rules for texts of at most `max_tokens`, and of `truncate` if that is a number >= 1, else a RequestError.
+
+    `others`: further fields of the rules.
+    """
     if type(truncate) is not bool:
         most = as_integer("truncate", truncate, error=RequestError)
         max_tokens = most if max_tokens is None else min(most, max_tokens)
-    return TextRules(max_tokens=max_tokens, truncate=bool(truncate))
+    return TextRules(max_tokens=max_tokens, truncate=bool(truncate), **others)
 
 
 def read_modules(model: Path) -> tuple[Module, ...]:

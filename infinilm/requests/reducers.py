@@ -63,10 +63,12 @@ class _OnePool:
             best = rows.max(0)
             self._kept = best if kept is None else np.maximum(kept, best)
         elif self._pooling != "cls":
-            total = np.zeros(rows.shape[1]) if kept is None else kept
-            for position, row in enumerate(rows, first + 1):
-                total += row * np.float64(position) if self._pooling == "weightedmean" else row
-            self._kept = total
+            begin = np.zeros((1, rows.shape[1])) if kept is None else kept[None]
+            weighed: npt.NDArray[Any] = rows
+            if self._pooling == "weightedmean":
+                weighed = rows * np.arange(first + 1, self._end + 1, dtype=np.float64)[:, None]
+            # Along the first axis numpy adds row after row, so what was kept goes in front of them.
+            self._kept = np.add.reduce(np.concatenate((begin, weighed)), 0)
 
     def vector(self) -> Float32Array:
         assert self._kept is not None

@@ -151,7 +151,7 @@ class BlockManager:
     def share(self, slot: int, chain: Sequence[int], adapter_id: int = -1) -> None:
         """Begin an empty slot with a known prefix, behind which a sequence can begin; see `starts`."""
         self._chain_id[slot] = chain[-1] if chain else _root_of(adapter_id)
-        for group in self.groups:
+        for group in self.groups if chain else ():  # `free` has left the slot as it begins without one
             first = self._first_of(group, chain)
             group.touch(chain[:first])  # a prefix is found from its beginning
             group.block_table[slot, first : len(chain)] = group.share(chain[first:])
@@ -231,6 +231,8 @@ class BlockManager:
 
     def starts(self, chain: Sequence[int]) -> list[bool]:
         """Whether a sequence can begin behind so many blocks of a chain: an entry for none, for one and so on."""
+        if len(self.groups) == 1 or not chain:
+            return [True] * (len(chain) + 1)
         counts = np.arange(len(chain) + 1, dtype=np.int32)
         starts = np.ones(len(counts), np.bool_)
         for group in self.groups[1:]:  # the first has all

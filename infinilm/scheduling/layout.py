@@ -36,9 +36,9 @@ class Layout:
     def of_chunks(cls, slots: IndexArray, starts: Int32Array, counts: Int32Array) -> Layout:
         """`counts` tokens of each slot, from `starts` on; all three are [num_seqs]."""
         cu_seqlens_q = np.zeros(len(slots) + 1, np.int32)
-        np.cumsum(counts, out=cu_seqlens_q[1:])
-        positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) - np.repeat(cu_seqlens_q[:-1] - starts, counts)
-        return cls(slots, starts, starts + counts, cu_seqlens_q, np.repeat(slots, counts), positions)
+        counts.cumsum(out=cu_seqlens_q[1:])
+        positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) - (cu_seqlens_q[:-1] - starts).repeat(counts)
+        return cls(slots, starts, starts + counts, cu_seqlens_q, slots.repeat(counts), positions)
 
     def cache_arrays(self, blocks: BlockManager) -> BatchArrays:
         """Where the step writes keys and values, and which blocks it reads."""

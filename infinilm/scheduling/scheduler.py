@@ -77,7 +77,8 @@ class Scheduler:
         See `StatePool`; 0 states: the model keeps none.
     whole_prompts
         Each prompt is computed in one step, since its tokens see those behind them, and is done then: an encoder. None
-        has more than `max_num_batched_tokens`. There are no prefixes to find, and all rows that are collected fit.
+        has more than `max_num_batched_tokens`. There are no prefixes to find, all rows that are collected fit, and
+        nothing is drafted.
     num_stages
         Stages of a pipeline, and steps that may be in flight; 1: there is no pipeline.
     drafters, vocab_size
@@ -127,7 +128,7 @@ class Scheduler:
         self._states = StatePool(num_states, max_num_seqs, snapshot_interval if enable_prefix_caching else 0)
         self._running = RunningSequences(max_num_seqs, max_model_len)
         self._drafting: Drafting | None = None
-        if drafters and num_stages == 1:
+        if drafters and num_stages == 1 and not whole_prompts:
             lengths = Lengths() if is_adaptive else None
             most = NUM_LOG_ROWS if num_states else MAX_REPLAYED_TOKENS
             self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks, lengths, most)
@@ -164,7 +165,12 @@ class Scheduler:
 
     @property
     def needs_results(self) -> bool:
-        """Whether a step that could be made ahead waits for those in flight, because sequences draft from them."""
+        """Whether a step that could be made ahead waits for those in flight.
+
+        Sequences draft from what these give, or all prompts of an encoder are in them.
+        """
+        if self._whole_prompts:
+            return not self.waiting
         return self._drafting is not None and self._drafting.needs_results
 
     @property

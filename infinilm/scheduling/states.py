@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from infinilm.scheduling.running import NO_LIMIT
 from infinilm.scheduling.sequence import IndexArray, Int32Array
 from infinilm.speculation import MAX_DRAFT_TOKENS
 
@@ -97,7 +98,7 @@ class StatePool:
 
     def tokens_to_snapshot(self, num_tokens: int) -> int:
         """Tokens that a step computes of a prompt at most, to end where the next snapshot is due."""
-        return self.interval - num_tokens % self.interval if self.interval else int(np.iinfo(np.int32).max)
+        return self.interval - num_tokens % self.interval if self.interval else NO_LIMIT
 
     def enter(self, slot: int, state: int, num_tokens: int) -> None:
         """Begin a sequence with a snapshot, which has seen `num_tokens`, or with -1."""

@@ -96,9 +96,17 @@ class StepBuilder:
             count = int(ends[i] - starts[i])
             logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
             num_rows += count
-        needs_logits = bool(np.count_nonzero(running.needs_logits[sample_slots]))
-        is_constrained = np.count_nonzero(running.is_constrained[sample_slots])
-        masks = StepMasks.of(samples, num_rows, drafts) if is_constrained else None
+        needs_logits, masks = False, None
+        of_samples: BatchArrays = {}  # prompts of encoders sample nothing
+        if samples:
+            needs_logits = bool(np.count_nonzero(running.needs_logits[sample_slots]))
+            is_constrained = np.count_nonzero(running.is_constrained[sample_slots])
+            masks = StepMasks.of(samples, num_rows, drafts) if is_constrained else None
+            of_samples = {
+                **({} if masks is None else masks.batch_arrays()),
+                **self._changes(samples, sample_slots, num_rows, drafts),
+                **self._sampling(sample_slots, positions, num_rows),
+            }
         adapter_ids = running.adapter_id[slots]
         batch = _core.Batch(
             input_ids=running.token_ids(layout.token_slots, layout.positions),
@@ -120,9 +128,7 @@ class StepBuilder:
                 self._blocks.chain_id,
                 has_drafts=bool(choice.drafts),
             ),
-            **({} if masks is None else masks.batch_arrays()),
-            **self._changes(samples, sample_slots, num_rows, drafts),
-            **(self._sampling(sample_slots, positions, num_rows) if samples else {}),
+            **of_samples,
         )
         step = Step(
             batch,

@@ -440,7 +440,9 @@ class EngineThread:
                 self._undo(last)
             else:
                 self._take_results(last, output, updates)
-            if not self._in_flight or (self._num_stages > 1 and self._runs_ahead(last.step)):
+            if not self._in_flight and updates and not self.scheduler.has_work:
+                self.scheduler.rest()  # who waits for the last result, such as the vector of a query, gets it first
+            elif not self._in_flight or (self._num_stages > 1 and self._runs_ahead(last.step)):
                 updates += self._take_queued()  # those that came while the step ran
                 if self._in_flight or self._has_turn(0):
                     self._submit(updates)

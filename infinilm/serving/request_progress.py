@@ -34,10 +34,11 @@ def deliver(updates: Iterable[RequestUpdate]) -> Iterator[tuple[EngineRequest, B
     """Deliver updates to callers; yields each request whose update could not be delivered, and why."""
     for update in updates:
         request = update.request
+        take = request.deliver
+        if update.finish_reason is not None:
+            request.release()  # before the caller wakes, who would wait for the GIL meanwhile
         try:
-            request.deliver(update)
-            if update.finish_reason is not None:
-                request.release()
+            take(update)
         except BaseException as error:
             yield request, error
     wake_loops()

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
+#include <new>
 
 namespace infinilm {
 
@@ -99,10 +101,23 @@ TensorView TensorView::reshape(std::initializer_list<int64_t> shape) const {
 Tensor allocate_host(DType dtype, std::span<const int64_t> shape) {
     TensorView view(nullptr, dtype, shape);
     const size_t bytes = static_cast<size_t>(std::max<int64_t>(view.bytes(), 1));
+    const auto out_of_memory = [&] {
+        return DeviceError(concat("out of host memory: ", bytes, " bytes for a tensor of shape ", shape_string(shape)));
+    };
+    // Small tensors come and go in every step: to map and unmap each would interrupt the cores of all threads of the
+    // process, and new pages fault.
+    constexpr size_t small = 64 << 10;
+    static constexpr std::align_val_t line{64};
+    if (bytes <= small) {
+        void* data = ::operator new(bytes, line, std::nothrow);
+        if (data == nullptr) throw out_of_memory();
+        std::memset(data, 0, bytes);
+        return {TensorView(data, dtype, shape),
+                std::shared_ptr<void>(data, [](void* p) { ::operator delete(p, line); })};
+    }
     // mmap rather than malloc: zeroed lazily and given back whole.
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED)
-        throw DeviceError(concat("out of host memory: ", bytes, " bytes for a tensor of shape ", shape_string(shape)));
+    if (data == MAP_FAILED) throw out_of_memory();
     return {TensorView(data, dtype, shape), std::shared_ptr<void>(data, [bytes](void* p) { munmap(p, bytes); })};
 }
 

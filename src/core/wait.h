@@ -1,5 +1,5 @@
 // Waiting for an atomic word to change: poll for a while, then sleep in the kernel, on Linux's futex. Used by
-// cpu/thread_pool.cpp and dist/in_process.cpp.
+// cpu/thread_pool.cpp, dist/in_process.cpp and, for tasks, engine/rank_worker.cpp.
 #pragma once
 
 #include <linux/futex.h>
@@ -37,14 +37,15 @@ inline void wake_all(std::atomic<uint32_t>& word) {
 }
 
 // True as soon as done(); false when it is time to sleep. The gap between two regions of a forward pass is
-// microseconds, between two steps some hundred, and waking a sleeper takes longer than the first. After the first
+// microseconds, between two queries to an encoder half a millisecond, and threads that slept, and cores that had
+// nothing to do, take long to begin (docs/measurements/vectors.md, "The bounds of a query"). After the first
 // microseconds the core is given away between two looks: the system may run the awaited thread on it, where polling
 // alone keeps it from running. While crowded(), when there are more threads than cores, a thread that polls takes the
 // core from one that works, hence sleep at once. (bench/all_reduce_bench.cpp)
 template <class Done, class Crowded>
 bool poll_until(Done done, Crowded crowded) {
     using Clock = std::chrono::steady_clock;
-    constexpr std::chrono::microseconds poll_time(2), yield_time(300);
+    constexpr std::chrono::microseconds poll_time(2), yield_time(1000);
     const auto begin = Clock::now();
     do {
         for (int i = 0; i < 32; ++i) {

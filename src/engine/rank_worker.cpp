@@ -6,6 +6,8 @@
 #include <system_error>
 
 #include "core/topology.h"
+#include "core/wait.h"
+#include "cpu/thread_pool.h"
 
 namespace infinilm {
 
@@ -68,7 +70,10 @@ void RankWorker::post(std::function<void()> task) {
 }
 
 void RankWorker::work(Queue& queue) {
+    const int num_cores = available_cores();
     for (;;) {
+        poll_until([&] { return queue.waiting > 0 || queue.stop; },
+                   [&] { return cpu::ThreadPool::num_awake() > num_cores; });
         std::unique_lock lock(queue.mutex);
         queue.wake.wait(lock, [&] { return queue.stop || !queue.tasks.empty(); });
         if (queue.tasks.empty()) return;

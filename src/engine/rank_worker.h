@@ -1,5 +1,5 @@
 // One thread per rank, bound to its backend: everything that touches a rank's weights, cache and device runs there, in
-// the order submitted. The lock guards the queue only; an idle worker sleeps.
+// the order submitted. The lock guards the queue only; an idle worker polls for a while (core/wait.h), then sleeps.
 #pragma once
 
 #include <atomic>
@@ -48,7 +48,7 @@ private:
         std::condition_variable wake;
         std::deque<std::function<void()>> tasks;
         std::atomic<int> waiting = 0;  // of them, for who does not have the lock
-        bool stop = false;
+        std::atomic<bool> stop = false;
         std::thread thread;
     };
     void stop();

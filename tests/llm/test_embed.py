@@ -49,6 +49,12 @@ def test_texts_of_a_generator_are_not_kept(llm: LLM) -> None:
     assert peak < 1_000_000
 
 
+def test_vectors_are_arrays_that_other_libraries_take(llm: LLM) -> None:
+    vectors = llm.embed(["the", "a fox"])
+    assert vectors.dtype == np.float32 and vectors.flags.c_contiguous
+    assert np.shares_memory(np.from_dlpack(vectors), vectors)  # such as torch.from_dlpack
+
+
 def test_of_no_prompts(llm: LLM) -> None:
     """As generate and score, whose lists are empty."""
     assert llm.embed([]).shape == asyncio.run(llm.aembed([])).shape == (0, llm.config.hidden_size)

@@ -17,6 +17,7 @@ from infinilm import LLM, AutoLlamaModel, AutoModelForCausalLM, ConfigError, Hoo
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.checkpoint.quantised.writer import quantise_model
+from infinilm.scheduling.scheduler import Scheduler
 from llm.vector_files import write_json, write_modules, write_pooling, write_prompts
 
 VECTORS = [name for name in ENTRIES if "scores" not in expected_of(name)]
@@ -115,6 +116,24 @@ def test_a_vector_does_not_depend_on_its_batch(bert_small_steps: LLM, lengths: l
 def bert_small_steps(bert: Path) -> Any:
     with open_llm(bert, max_num_batched_tokens=80, max_num_seqs=5) as llm:
         yield llm
+
+
+def test_a_query_alone_is_one_look_for_work(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its step runs, no other is looked for; where texts wait, the next is made ahead."""
+    calls: list[int] = []  # sequences of each step that was looked for
+    schedule = Scheduler.schedule
+
+    def look(scheduler: Scheduler, *args: Any, **settings: Any) -> Any:
+        step = schedule(scheduler, *args, **settings)
+        calls.append(0 if step is None else len(step.sequences))
+        return step
+
+    monkeypatch.setattr(Scheduler, "schedule", look)
+    with open_llm(bert, max_num_batched_tokens=80, max_num_seqs=5) as llm:
+        llm.embed("the fox")
+        assert calls == [1]
+        llm.embed([[1 + i % 98] * 40 for i in range(6)])
+        assert calls == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["bert", "modern-bert"])

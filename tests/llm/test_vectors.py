@@ -16,6 +16,7 @@ from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.cli.describe import describe_vectors
 from infinilm.planning.memory import plan_model
 from infinilm.pooling.recipe import POOLINGS, VectorRecipe
+from infinilm.requests.reducers import HiddenPool
 from llm import tiny
 from llm.vector_files import write_dense, write_json, write_modules, write_pooling, write_prompts
 
@@ -118,6 +119,23 @@ def test_chunks_do_not_count(folder: Path, llm: LLM) -> None:
     with open_llm(folder, max_num_batched_tokens=7) as other:
         for pooling in POOLINGS:
             assert other.embed(TEXTS, pooling).tobytes() == llm.embed(TEXTS, pooling).tobytes(), pooling
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 16, 100, 384])
+@pytest.mark.parametrize("ends", [[1], [2, 3, 12], [9, 200], [130, 131, 300]])
+def test_sums_of_a_pooling_are_those_of_row_after_row(ends: list[int], width: int) -> None:
+    """In float64, from the first token to the last, wherever chunks end, which numpy's sums along a row are not."""
+    rows = (RNG.standard_normal((ends[-1], width)) * 10.0 ** RNG.integers(-4, 5, (1, width))).astype(np.float32)
+    for pooling, weigh in [("mean_sqrt_len", lambda i: 1.0), ("weightedmean", float)]:
+        total = np.zeros(width)
+        for position, row in enumerate(rows, 1):
+            total += row.astype(np.float64) * weigh(position)
+        count = ends[-1]
+        divisor = count**0.5 if pooling == "mean_sqrt_len" else count * (count + 1) / 2
+        pool = HiddenPool(pooling)
+        for begin, end in zip([0, *ends], ends, strict=False):
+            pool.take(begin, rows[begin:end])
+        np.testing.assert_array_equal(pool.vector(), (total / divisor).astype(np.float32))
 
 
 def test_without_normalize_nothing_is_scaled(folder: Path, tmp_path: Path, llm: LLM) -> None:
