@@ -30,6 +30,7 @@ from quantised_files.writers import (
     ct_packed,
     fp8_block,
     gptq,
+    hqq,
 )
 
 DEMO = resolve_model("demo")
@@ -74,6 +75,7 @@ PLAIN = [
     fp8_block((128, 128), "F32"),
     bnb4(double=True),
     ct_fp4("nvfp4"),
+    hqq(4, 64),
 ]
 
 

@@ -223,6 +223,39 @@ def _bitsandbytes(config: _Keys) -> QuantisedLinears:
     return QuantisedLinears("bitsandbytes", ((_everything, schemes),))
 
 
+def _hqq(config: _Keys) -> QuantisedLinears:
+    """Settings of all linears, or by what their names have beside the number of a layer, as transformers writes them.
+
+    The tensors of each linear repeat them.
+    """
+
+    def scheme(keys: _Keys) -> Scheme:
+        for key in ("scale_quant_params", "zero_quant_params"):
+            if keys.get(key) is not None:
+                raise keys.fail(key, "null: scales and zero points that are floating numbers")
+        weights = keys.object("weight_quant_params")
+        bits = weights.one_of("nbits", (4, 8, 3, 2, 1))
+        weights.one_of("channel_wise", (True,), True)
+        weights.one_of("view_as_float", (False,), False)
+        if weights.get("axis") != 1:  # where outputs share a scale, each input of a layer has others
+            raise weights.fail("axis", f"1: groups of inputs (those of outputs are not read. {_OTHER_FORM})")
+        layout = "hqq, 3 bits" if bits == 3 else "hqq"
+        return Scheme("hqq", layout, f"int{bits}", bits, weights.integer("group_size"), symmetric=False)
+
+    said = config.object("quant_config")
+    if "weight_quant_params" in said.values:
+        return QuantisedLinears("hqq", ((_everything, (scheme(said),)),))
+    rules = tuple((_hqq_tagged(name), (scheme(keys),)) for name, keys in config.objects("quant_config"))
+    return QuantisedLinears("hqq", rules)
+
+
+def _hqq_tagged(tag: str) -> Callable[[str], bool]:
+    """Tell if a module has a tag: its name without `model`, `layers` and numbers."""
+    return lambda module: (
+        tag == ".".join(p for p in module.split(".") if p not in ("model", "layers") and not p.isnumeric())
+    )
+
+
 def _mxfp4(config: _Keys) -> QuantisedLinears:
     scheme = Scheme("mxfp4", "mxfp4 experts", "mxfp4", 4, 32)
     return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
@@ -445,6 +478,7 @@ METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm,
     "bitsandbytes": _bitsandbytes,
+    "hqq": _hqq,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,

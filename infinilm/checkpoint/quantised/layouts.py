@@ -1,7 +1,7 @@
 """The layouts of quantised linears, one row of `LAYOUTS` each: which tensors there are, and how they become `Codes`.
 
 Sources: the published layouts of GPTQ (AutoGPTQ, GPTQModel), AWQ (AutoAWQ), compressed-tensors, transformers (FP8,
-MXFP4), ModelOpt and bitsandbytes; see docs/formats.md.
+MXFP4), ModelOpt, bitsandbytes and HQQ (hqq/core/quantize.py and bitpack.py); see docs/formats.md.
 """
 
 from __future__ import annotations
@@ -431,6 +431,81 @@ def _bnb8_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
     return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _INT8, scales, group_size=shape[1])
 
 
+# ---- HQQ: groups of inputs are rows, and a word has codes of rows that lie far from each other ----
+
+_HQQ_WORDS = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}  # codes in a word, by their bits; the first is in the highest bits
+
+
+def _hqq_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    said = {".nbits": scheme.bits, ".group_size": scheme.group_size, ".axis": 1}
+    for part, expected in said.items():
+        found = parts[part].reshape(-1).tolist()
+        if found != [expected]:
+            raise WeightError(f"{part[1:]}: expected {expected}, as quantization_config says, got {found}")
+    shape = tuple(parts[".shape"].reshape(-1).tolist())
+    if len(shape) != 2 or not all(0 < n < 2**31 for n in shape):
+        raise WeightError(f"shape: expected outputs and inputs, got {list(shape)}")
+    if shape[1] % scheme.group_size:
+        raise WeightError(f"groups of {scheme.group_size} weights that go on from one output to the next are not read")
+    return shape
+
+
+def _hqq_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    groups = shape[0] * shape[1] // scheme.group_size
+    words = -(-groups // _HQQ_WORDS[scheme.bits])
+    return {".W_q": ((words, scheme.group_size),), ".scale": ((groups, 1),), ".zero": ((groups, 1),)}
+
+
+def _hqq_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    count = _HQQ_WORDS[scheme.bits]
+    words = parts[".W_q"]
+    words = words.view(f"u{words.itemsize}")
+    fields = [(words >> scheme.bits * (count - 1 - i) & 2**scheme.bits - 1).astype(np.uint8) for i in range(count)]
+    return Codes(
+        _bytes(np.concatenate(fields)[: shape[0] * shape[1] // scheme.group_size]),
+        "rows",
+        8,
+        shape,
+        np.arange(256, dtype=np.float32),
+        parts[".scale"].reshape(shape[0], -1),
+        as_float32(parts[".zero"]).reshape(shape[0], -1),
+        group_size=scheme.group_size,
+    )
+
+
+_HQQ_SETTINGS = (  # of the module that quantised, beside what the config says
+    "packing",
+    "unpack_view_dtype",
+    "view_as_float",
+    "quant_scale",
+    "quant_zero",
+    "compute_dtype",
+    "offload_meta",
+    "encoded_state_dict",
+    "stores_quant_config",
+    "channel_wise",
+    "optimize",
+    "round_zero",
+)
+
+
+def _hqq_layout(words: str) -> Layout:
+    return Layout(
+        {
+            ".W_q": Part((words,)),
+            ".scale": Part(_FLOATS),
+            ".zero": Part(_FLOATS),
+            ".shape": Part(("int64", "int32")),
+            **{f".{name}": Part(("int32", "int64")) for name in ("nbits", "group_size", "axis")},
+            **{f".{name}": Part(("uint8",), required=False, read=False) for name in _HQQ_SETTINGS},
+        },
+        _hqq_shape,
+        _hqq_expected,
+        _hqq_codes,
+        peek=(".shape", ".nbits", ".group_size", ".axis"),
+    )
+
+
 _STATE = ".weight.quant_state.bitsandbytes__"
 _INPUTS = {  # scales of inputs are of no use where inputs are not rounded as the format asks
     f".{name}": Part(("float32", "bfloat16", "float16", "int8", "float8_e4m3"), required=False, read=False)
@@ -597,5 +672,7 @@ LAYOUTS: Mapping[str, Layout] = {
         _bnb8_codes,
         scale=".SCB",
     ),
+    "hqq": _hqq_layout("uint8"),
+    "hqq, 3 bits": _hqq_layout("int32"),
 }
 """By name; `config.py` says which linears have which."""
