@@ -39,9 +39,12 @@ from quantised_files.writers import (
     mlx_floats,
     modelopt_fp4,
     save,
+    torchao,
 )
 
 CT = ct_packed(4, 32).config
+AO = torchao("int4", 64).config
+AO_DEFAULT = ("quant_type", "default")
 HQQ = hqq(4, 64).config
 HQQ_WEIGHTS = ("quant_config", "weight_quant_params")
 
@@ -96,6 +99,13 @@ BAD_CONFIGS = [
     (changed(HQQ, *HQQ_WEIGHTS, "view_as_float", value=True), "view_as_float: expected False; got True"),
     (changed(HQQ, *HQQ_WEIGHTS, "channel_wise", value=False), "channel_wise: expected True; got False"),
     (changed(HQQ, "quant_config", "zero_quant_params", value={"nbits": 8}), "zero_quant_params: expected null"),
+    (changed(AO, *AO_DEFAULT, "_type", value="UIntXWeightOnlyConfig"), "_type: expected 'Float8WeightOnlyConfig' or"),
+    (
+        changed(AO, *AO_DEFAULT, "_data", "int4_packing_format", value="tile_packed_to_4d"),
+        "int4_packing_format: expected 'plain' or .*quantization='int4'; got 'tile_packed_to_4d'",
+    ),
+    (changed(AO, *AO_DEFAULT, "_data", "group_size", value=0), "group_size: expected an integer above 0; got 0"),
+    (AO | {"quant_type": "int4_weight_only"}, "quant_type must be an object; got 'int4_weight_only'"),
     (HQQ | {"quant_config": None}, "quant_config must be an object; got None"),
     (HQQ | {"quant_config": {"mlp.up_proj": {}}}, r"mlp.up_proj.weight_quant_params must be an object; got None"),
 ]
@@ -189,6 +199,24 @@ def replaced(folder: Path, form: Format, suffix: str, tensor: Any) -> Path:
 
 
 BAD_TENSORS = [
+    (
+        torchao("int4", 64),
+        "._weight_zero_point",
+        None,
+        "'a.b', which is torchao int4 g64 asymmetric, lacks a.b._weight_",
+    ),
+    (
+        torchao("int4", 64),
+        "._weight_act_pre_scale",
+        ("F32", np.ones(128, np.float32)),
+        "whose inputs are multiplied first",
+    ),
+    (
+        torchao("int8", 64),
+        "._weight_scale",
+        ("F32", np.ones((64, 1), np.float32)),
+        r"shape \[64, 1\]; expected \[64, 2\]",
+    ),
     (hqq(4, 64), ".scale", None, "'a.b', which is hqq int4 g64 asymmetric, lacks a.b.scale"),
     (hqq(4, 64), ".axis", ("I32", np.array(0, np.int32)), r"axis: expected 1, as quantization_config says, got \[0\]"),
     (
@@ -251,6 +279,25 @@ def test_settings_of_hqq_by_names(tmp_path: Path) -> None:
     del settings["mlp.down_proj"]
     with pytest.raises(WeightError, match=r"'model.layers.3.mlp.down_proj.W_q' \(uint8\) is quantised, but"):
         open_checkpoint(write(tmp_path, HQQ | {"quant_config": settings}, tensors))
+
+
+def test_settings_of_torchao_by_names(tmp_path: Path) -> None:
+    """Names count before patterns, patterns before the rest; null leaves a module plain."""
+    forms = {"x.0.q_proj": torchao("fp8"), "x.1.down_proj": torchao("int8", 32), "x.2.up_proj": torchao("int4", 64)}
+    own = [form.config["quant_type"]["default"] for form in forms.values()]
+    settings = {"_default": own[2], r"re:x\.\d\.down_proj": own[1], "x.0.q_proj": own[0], "lm_head": None}
+    tensors: Tensors = {"lm_head.weight": ("F32", np.ones((4, 4), np.float32))}
+    exact = {}
+    for name, form in forms.items():
+        parts, exact[name] = form.write(np.random.default_rng(1), 32, 64)
+        tensors |= {name + suffix: tensor for suffix, tensor in parts.items()}
+    by_name = {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": settings, "module_fqn_to_config": {}}}
+    with open_checkpoint(write(tmp_path, AO | {"quant_type": {"default": by_name}}, tensors)) as checkpoint:
+        kinds = [checkpoint.tensors[f"{name}.weight"].dtype for name in forms]
+        assert kinds == ["torchao fp8", "torchao int8 g32", "torchao int4 g64 asymmetric"]
+        for name, weights in exact.items():
+            got = checkpoint.read(Source(f"{name}.weight", 0, 32), "float32")  # type: ignore[call-arg]
+            np.testing.assert_allclose(got, weights, rtol=2.5e-7, atol=1e-9)
 
 
 def test_mixed_schemes(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from quantised_files.writers import (
     fp8_block,
     gptq,
     hqq,
+    torchao,
 )
 
 DEMO = resolve_model("demo")
@@ -76,6 +77,7 @@ PLAIN = [
     bnb4(double=True),
     ct_fp4("nvfp4"),
     hqq(4, 64),
+    torchao("int4", 64),
 ]
 
 

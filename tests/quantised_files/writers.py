@@ -489,7 +489,58 @@ def hqq(bits: int, group: int, dtype: str = "F16") -> Format:
     return Format(write, whole, f"hqq-{bits}-g{group}-{dtype}")
 
 
+def torchao(kind: str, group: int = 0, dtype: str = "BF16", inputs: bool = False, zeros: bool = True) -> Format:
+    """torchao flattens its tensors; Int4Tensor has FBGEMM's code * scale + zero, in tables [groups, outputs]."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs_: int) -> Written:
+        size = group or inputs_
+        prefix = "._weight_"
+        scales, s = draw_scales(
+            rng, (outputs, inputs_ // size), dtype, 0.06 / {"int4": 16, "int8": 256, "fp8": 256}[kind]
+        )
+        s = np.repeat(s, size, 1)
+        if kind == "fp8":
+            codes = fp8_codes(rng, outputs, inputs_)
+            return {f"{prefix}qdata": ("F8_E4M3", codes), f"{prefix}scale": (dtype, scales)}, E4M3[codes] * s
+        if kind == "int8":
+            q = rng.integers(-128, 128, (outputs, inputs_))
+            z = rng.integers(-3, 4, scales.shape) if zeros else np.zeros(scales.shape, int)
+            return {
+                f"{prefix}qdata": ("I8", q.astype(np.int8)),
+                f"{prefix}scale": (dtype, scales),
+                f"{prefix}zero_point": ("I8", z.astype(np.int8)),
+            }, (q - np.repeat(z, size, 1)) * s
+        q = rng.integers(-8, 8, (outputs, inputs_))
+        added, z = draw_scales(rng, scales.shape, dtype, 0.01)
+        return {
+            f"{prefix}qdata": ("I8", (q[:, ::2] & 15 | (q[:, 1::2] & 15) << 4).astype(np.uint8).view(np.int8)),
+            f"{prefix}scale": (dtype, scales.T),
+            f"{prefix}zero_point": (dtype, added.T),
+        }, q * s + np.repeat(z, size, 1)
+
+    name = {"fp8": "Float8WeightOnlyConfig", "int8": "Int8WeightOnlyConfig", "int4": "Int4WeightOnlyConfig"}[kind]
+    if inputs:
+        name = {"fp8": "Float8DynamicActivationFloat8WeightConfig", "int8": "Int8DynamicActivationInt8WeightConfig"}[
+            kind
+        ]
+    row = {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}
+    granularity: Any = {"_type": "PerGroup", "_version": 1, "_data": {"group_size": group}} if group else row
+    data = {"set_inductor_config": True, "granularity": [row, granularity] if inputs else granularity}
+    if kind == "int4":
+        data = {"group_size": group, "int4_packing_format": {"_type": "Int4PackingFormat", "_data": "PLAIN"}}
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_version": 2, "_data": data}}}
+    native = kind == "fp8" or (kind == "int8" and not zeros and dtype != "F32")
+    return Format(write, config, f"torchao-{kind}-g{group}-{dtype}{'-inputs' if inputs else ''}", native)
+
+
 FORMATS = [
+    torchao("fp8", dtype="F32"),
+    torchao("fp8", dtype="F32", inputs=True),
+    torchao("int8", dtype="F32", zeros=False, inputs=True),
+    torchao("int8", 32),
+    torchao("int8", 64, dtype="F16", zeros=False),
+    torchao("int4", 64),
+    torchao("int4", 32, dtype="F16"),
     hqq(4, 64),
     hqq(4, 32, dtype="BF16"),
     hqq(8, 64),

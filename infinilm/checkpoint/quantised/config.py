@@ -256,6 +256,63 @@ def _hqq_tagged(tag: str) -> Callable[[str], bool]:
     )
 
 
+# What torchao's configs make of a weight, and to what they round the inputs of a linear.
+_AO_CONFIGS: Mapping[str, tuple[str, str]] = {
+    "Float8WeightOnlyConfig": ("fp8", ""),
+    "Float8DynamicActivationFloat8WeightConfig": ("fp8", "fp8 per token"),
+    "Int8WeightOnlyConfig": ("int8", ""),
+    "Int8DynamicActivationInt8WeightConfig": ("int8", "int8 per token"),
+    "Int8DynamicActivationIntxWeightConfig": ("int8", "int8 per token"),
+    "IntxWeightOnlyConfig": ("int8", ""),
+    "Int4WeightOnlyConfig": ("int4", ""),
+}
+_AO_BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
+
+
+def _torchao(config: _Keys) -> QuantisedLinears:
+    """One config for all weights, or by the names of modules: plain names, then regular expressions, then the rest."""
+    said = config.object("quant_type").object("default")
+    if said.get("_type") not in _AO_BY_NAME:
+        return QuantisedLinears("torchao", ((_everything, (_ao_scheme(said),)),))
+    data = said.object("_data")
+    named = data.object("fqn_to_config" if data.get("fqn_to_config") else "module_fqn_to_config")
+    groups: tuple[list[tuple[Callable[[str], bool], tuple[Scheme, ...]]], ...] = ([], [], [])
+    for key, own in named.items():
+        name = str(key)
+        schemes = () if own is None else (_ao_scheme(named.object(key)),)
+        if name == "_default":
+            groups[2].append((_everything, schemes))
+        elif name.startswith("re:"):
+            groups[1].append((_matcher(named.path, rf"({name[3:]})(\.weight)?$"), schemes))
+        else:
+            groups[0].append((name.removesuffix(".weight").__eq__, schemes))
+    return QuantisedLinears("torchao", (*groups[0], *groups[1], *groups[2]))
+
+
+def _ao_scheme(keys: _Keys) -> Scheme:
+    kind, inputs = _AO_CONFIGS[keys.one_of("_type", tuple(_AO_CONFIGS))]
+    data = keys.object("_data")
+    for key in ("int4_packing_format", "packing_format", "intx_packing_format"):
+        stored = data.get(key)
+        stored = stored.get("_data") if isinstance(stored, Mapping) else stored
+        if stored is not None and str(stored).lower() not in ("plain", "unpacked_to_int8"):
+            raise data.fail(key, f"'plain' or 'unpacked_to_int8'. {_OTHER_FORM}")
+    if kind == "int4":
+        return Scheme("torchao", "int4 of torchao", kind, 4, data.integer("group_size", 128), symmetric=False)
+    mapping = data.first(("weight_mapping_type", "mapping_type"))
+    is_symmetric = not (isinstance(mapping, Mapping) and mapping.get("_data") == "ASYMMETRIC")
+    default = {"_type": "PerGroup", "_data": {"group_size": 32}} if "IntxWeightConfig" in keys.values["_type"] else None
+    granularity = data.first(("weight_granularity", "granularity"), default)
+    if isinstance(granularity, list):  # that of inputs, and that of weights
+        granularity = granularity[-1] if granularity else None
+    group_size = 0
+    if granularity is not None:
+        said = _Keys(f"{data.path}.granularity", granularity)
+        if said.one_of("_type", ("PerRow", "PerTensor", "PerAxis", "PerGroup")) == "PerGroup":
+            group_size = said.object("_data").integer("group_size")
+    return Scheme("torchao", f"{kind} of torchao", kind, 8, group_size, is_symmetric, inputs=inputs)
+
+
 def _mxfp4(config: _Keys) -> QuantisedLinears:
     scheme = Scheme("mxfp4", "mxfp4 experts", "mxfp4", 4, 32)
     return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
@@ -479,6 +536,7 @@ METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
     "fbgemm_fp8": _fbgemm,
     "bitsandbytes": _bitsandbytes,
     "hqq": _hqq,
+    "torchao": _torchao,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,

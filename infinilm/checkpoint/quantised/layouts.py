@@ -1,7 +1,8 @@
 """The layouts of quantised linears, one row of `LAYOUTS` each: which tensors there are, and how they become `Codes`.
 
 Sources: the published layouts of GPTQ (AutoGPTQ, GPTQModel), AWQ (AutoAWQ), compressed-tensors, transformers (FP8,
-MXFP4), ModelOpt, bitsandbytes and HQQ (hqq/core/quantize.py and bitpack.py); see docs/formats.md.
+MXFP4), ModelOpt, bitsandbytes, HQQ (hqq/core/quantize.py and bitpack.py) and torchao (prototype/safetensors, whose
+Int4Tensor is what FBGEMM's quantize_utils.py makes); see docs/formats.md.
 """
 
 from __future__ import annotations
@@ -229,29 +230,31 @@ def _same_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
     return codes
 
 
-def _bytes_expected(scale: str) -> Any:
+def _bytes_expected(scale: str, codes: str = ".weight", zeros: str = ".weight_zero_point") -> Any:
     def expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
         scales = _scale_shapes(scheme, shape)
-        return {".weight": (shape,), scale: scales, ".weight_zero_point": scales}
+        return {codes: (shape,), scale: scales, zeros: scales}
 
     return expected
 
 
-def _int8_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
-    found = parts.get(".weight_zero_point")
-    scales, zeros, group_size, scale_rows = _scaled(scheme, shape, parts[".weight_scale"], found)
-    if zeros is not None and not zeros.any():
-        zeros = None
-    return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _INT8, scales, zeros, group_size, scale_rows)
+def _int8_codes(codes: str = ".weight", scale: str = ".weight_scale", zero: str = ".weight_zero_point") -> Any:
+    def of_parts(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+        scales, zeros, group_size, scale_rows = _scaled(scheme, shape, parts[scale], parts.get(zero))
+        if zeros is not None and not zeros.any():
+            zeros = None
+        return Codes(_bytes(parts[codes]), "rows", 8, shape, _INT8, scales, zeros, group_size, scale_rows)
+
+    return of_parts
 
 
-def _fp8_codes(scale: str) -> Any:
+def _fp8_codes(scale: str, weight: str = ".weight") -> Any:
     def codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
         stored = parts[scale]
         if stored.dtype == np.uint8:
             stored = POWERS[stored]
         scales, zeros, group_size, scale_rows = _scaled(scheme, shape, stored)
-        return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _FP8, scales, zeros, group_size, scale_rows)
+        return Codes(_bytes(parts[weight]), "rows", 8, shape, _FP8, scales, zeros, group_size, scale_rows)
 
     return codes
 
@@ -506,6 +509,50 @@ def _hqq_layout(words: str) -> Layout:
     )
 
 
+# ---- torchao: the parts of its tensors, flattened ----
+
+_AO_CODES, _AO_SCALE, _AO_ZERO = (f"._weight_{name}" for name in ("qdata", "scale", "zero_point"))
+_AO_INPUTS = "._weight_act_pre_scale"
+_AO_OTHERS = {
+    _AO_INPUTS: Part(_FLOATS, required=False, read=False),
+    **{
+        f"._weight_act_quant_{name}": Part((*_FLOATS, "int8"), required=False, read=False)
+        for name in ("scale", "zero_point")  # of inputs, which are not rounded
+    },
+}
+
+
+def _ao_shape(codes_in_byte: int) -> Any:
+    def of_parts(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+        if _AO_INPUTS in parts:
+            raise WeightError(
+                "act_pre_scale: weights whose inputs are multiplied first (AWQ, SmoothQuant) are not read"
+            )
+        return codes[0], codes[1] * codes_in_byte
+
+    return of_parts
+
+
+def _ao_int4_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    outputs, inputs = shape
+    table = _groups(inputs, scheme.group_size), outputs
+    return {_AO_CODES: ((outputs, inputs // 2),), _AO_SCALE: (table,), _AO_ZERO: (table,)}
+
+
+def _ao_int4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    """The zero point is that of FBGEMM: a number that is added to a code times its scale."""
+    return Codes(
+        _bytes(parts[_AO_CODES]),
+        "rows",
+        4,
+        shape,
+        np.append(np.arange(8), np.arange(-8, 0)).astype(np.float32),
+        np.ascontiguousarray(parts[_AO_SCALE].T),
+        minima=np.ascontiguousarray(parts[_AO_ZERO].T),
+        group_size=scheme.group_size,
+    )
+
+
 _STATE = ".weight.quant_state.bitsandbytes__"
 _INPUTS = {  # scales of inputs are of no use where inputs are not rounded as the format asks
     f".{name}": Part(("float32", "bfloat16", "float16", "int8", "float8_e4m3"), required=False, read=False)
@@ -563,7 +610,7 @@ LAYOUTS: Mapping[str, Layout] = {
         },
         _same_shape,
         _bytes_expected(".weight_scale"),
-        _int8_codes,
+        _int8_codes(),
         scale=".weight_scale",
     ),
     "fp8": Layout(
@@ -671,6 +718,38 @@ LAYOUTS: Mapping[str, Layout] = {
         _bnb8_expected,
         _bnb8_codes,
         scale=".SCB",
+    ),
+    "fp8 of torchao": Layout(
+        {_AO_CODES: Part(("float8_e4m3",)), _AO_SCALE: Part(_FLOATS), **_AO_OTHERS},
+        _ao_shape(1),
+        _bytes_expected(_AO_SCALE, _AO_CODES, _AO_ZERO),
+        _fp8_codes(_AO_SCALE, _AO_CODES),
+        peek=(_AO_INPUTS,),
+    ),
+    "int8 of torchao": Layout(
+        {
+            _AO_CODES: Part(("int8",)),
+            _AO_SCALE: Part(_FLOATS),
+            _AO_ZERO: Part(("int8", *_FLOATS), required=False),
+            **_AO_OTHERS,
+        },
+        _ao_shape(1),
+        _bytes_expected(_AO_SCALE, _AO_CODES, _AO_ZERO),
+        _int8_codes(_AO_CODES, _AO_SCALE, _AO_ZERO),
+        peek=(_AO_INPUTS,),
+        scale=_AO_SCALE,
+    ),
+    "int4 of torchao": Layout(
+        {
+            _AO_CODES: Part(("int8", "uint8")),
+            _AO_SCALE: Part(_FLOATS),
+            _AO_ZERO: Part(_FLOATS),
+            **_AO_OTHERS,
+        },
+        _ao_shape(2),
+        _ao_int4_expected,
+        _ao_int4_codes,
+        peek=(_AO_INPUTS,),
     ),
     "hqq": _hqq_layout("uint8"),
     "hqq, 3 bits": _hqq_layout("int32"),
