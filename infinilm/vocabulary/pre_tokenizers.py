@@ -1,8 +1,9 @@
 r"""How byte-level BPE tokenizers split a text before they merge: `tokenizer.ggml.pre`, which only names it.
 
-The expressions are those of the tokenizer.json, or of the code, of the models that the names stand for. llama.cpp says
-the same without the `\p{..}` classes that it lacks, and normalises nothing. A name that is not here is refused: a guess
-would tokenise nearly right.
+The expressions are those of the tokenizer.json, or of the code, of the models that the names stand for; of glm5,
+jina-v5-nano and joyai-llm they are those of llama.cpp (src/llama-vocab.cpp), which elsewhere says the same without the
+`\p{..}` classes that it lacks, and normalises nothing. Which model a name stands for is in its converter
+(conversion/base.py, get_vocab_base_pre). A name that is not here is refused: a guess would tokenise nearly right.
 """
 
 from __future__ import annotations
