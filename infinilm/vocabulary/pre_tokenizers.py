@@ -145,6 +145,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "exaone4": PreTokenizer((_GPT2,)),
         "mpt": _GPT2_NFC,
         "olmo": _GPT2_NFC,  # OLMoE and StableLM 3B, whose tokenizer is that of GPT-NeoX
+        "modern-bert": _GPT2_NFC,  # a change of OLMo's
         "llama-bpe": _LLAMA_BPE,
         "llama3": _LLAMA_BPE,
         "llama-v3": _LLAMA_BPE,

@@ -178,6 +178,7 @@ PUBLISHED: dict[str, tuple[list[pre_tokenizers.PreTokenizer], str | None, bool]]
     "exaone": (GPT2_DIGITS, "NFKC", False),
     "smollm": (GPT2_DIGITS, None, False),
     "mellum2": (GPT2_DIGITS, None, False),
+    "modern-bert": ([byte_level(use_regex=True)], "NFC", False),
     "laguna": (
         [
             pre_tokenizers.Split(Regex(r"(?:\r?\n)+(?!\r?\n)"), "merged_with_next"),
