@@ -824,15 +824,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "cohere2": Architecture("cohere2", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),
         # With an epsilon of RMSNorm all norms are such. The layers before the first one with experts turn even where
-        # they have no window. A file says how experts are scored if its config.json did, of which a softmax is the
-        # default in transformers.
+        # they have no window. Where a file does not say how experts are scored, it is by a sigmoid, as in llama.cpp:
+        # the published models and all that transformers saves say it, so that only files of older converters do not.
         "cohere2moe": Architecture(
             "cohere2_moe",
             rope_pairs="neighbours",
-            where={
-                "expert_gating_func=1": {"expert_selection_fn": "softmax"},
-                "expert_gating_func=2": {"expert_selection_fn": "sigmoid"},
-            },
+            where={"expert_gating_func=1": {"expert_selection_fn": "softmax"}},
             keys={
                 "expert_count": "num_experts",
                 "leading_dense_block_count": "first_k_dense_replace",
@@ -840,7 +837,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "attention.layer_norm_epsilon": "layer_norm_eps",
                 "logit_scale": "logit_scale",
             },
-            defaults={"norm_topk_prob": False, "n_shared_experts": 0, "first_k_dense_replace": 0},
+            defaults={
+                "norm_topk_prob": False,
+                "n_shared_experts": 0,
+                "first_k_dense_replace": 0,
+                "expert_selection_fn": "sigmoid",
+            },
             neutral={"expert_gating_func": (0, 1, 2)},
         ),
     }

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from infinilm.errors import ConfigError
-from infinilm.vocabulary.pre_tokenizers import DIGITS, PreTokenizer
+from infinilm.vocabulary.pre_tokenizers import PreTokenizer
 
 __all__ = [
     "BYTE",
@@ -165,16 +165,17 @@ def byte_level_text(data: bytes) -> str:
 
 def byte_level(pre: PreTokenizer, ids: Mapping[str, int], merges: list[tuple[str, str]]) -> Json:
     """BPE of bytes: texts are split by `pre`, and tokens are written in the characters of `char_of_byte`."""
-    splits: list[Json] = [
-        {"type": "Digits", "individual_digits": True}
-        if pattern == DIGITS
-        else {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    steps: list[Json] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        if isinstance(pattern, str)
+        else dict(pattern)
         for pattern in pre.patterns
     ]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    if all(step["type"] != "ByteLevel" for step in steps):
+        steps.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
     return {
         "normalizer": None if pre.normalizer is None else {"type": pre.normalizer},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": _bpe(ids, merges, ignore_merges=pre.ignore_merges or pre.by_rank),
     }

@@ -135,7 +135,7 @@ _COHERE2_MOE = Rules(
     "cohere2moe",
     keys={**_EXPERTS, **_WINDOW, "logit_scale": "logit_scale", "rope.scaling.type": b"none"}
     | {"leading_dense_block_count": 1, "expert_weights_norm": True, "expert_shared_count": 2}
-    | {"expert_shared_feed_forward_length": 80, "rope.dimension_count": 16}
+    | {"expert_shared_feed_forward_length": 80, "rope.dimension_count": 16, "expert_gating_func": 1}
     | {"attention.sliding_window_pattern": As("bool", [False, True, True, False])},
 )
 

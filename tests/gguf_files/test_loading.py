@@ -173,6 +173,20 @@ def test_glm_4_7_flash(gating: int | None, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(path), logits(source), rtol=1e-4, atol=1e-5)
 
 
+def test_a_command_a_plus_of_older_converters(tmp_path: Path) -> None:
+    """Where a file does not say how experts are scored, llama.cpp takes sigmoids, which the published models have."""
+    pytest.importorskip("gguf")
+    file = convert_family(golden("cohere2-moe-rms"), OTHER_FAMILIES["cohere2-moe-rms"])
+    metadata = {key: value for key, value in file.metadata.items() if not key.endswith("expert_gating_func")}
+    found = {}
+    for gating in (None, 0, 1, 2):
+        said = {} if gating is None else {"cohere2moe.expert_gating_func": gating}
+        found[gating] = logits(File({**metadata, **said}, file.tensors).write(tmp_path / f"{gating}.gguf"))
+    np.testing.assert_array_equal(found[None], found[2])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert np.abs(found[1] - found[2]).max() > 0.01
+
+
 @pytest.mark.parametrize("heads", [2, As("int32", [0, 2]), As("int32", [2, 0, 0, 1, 0]), As("int32", [0] * 5)])
 def test_layers_with_short_convolutions_are_told_by_heads(heads: Any, tmp_path: Path) -> None:
     """One number for all layers, too few, different ones, and none at all."""

@@ -17,16 +17,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from infinilm.errors import ConfigError
 from infinilm.gguf.file import open_gguf
 from infinilm.gguf.tokenizer import tokenizer_json
 from infinilm.vocabulary.pre_tokenizers import PRE_TOKENIZERS
 
 FOLDER = os.environ.get("INFINILM_VOCABULARIES")
 SEPARATOR = "\n__ggml_vocab_test__\n"
-REFUSED = {
-    "falcon": r"how texts are split \(tokenizer.ggml.pre\) is 'falcon'",
-}
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="INFINILM_VOCABULARIES names no folder with vocabularies")
 
@@ -43,10 +39,6 @@ def test_the_folder_has_vocabularies() -> None:
 @pytest.mark.parametrize("name", recorded())
 def test_ids(name: str) -> None:
     gguf = open_gguf(recorded()[name])
-    if name in REFUSED:
-        with pytest.raises(ConfigError, match=REFUSED[name]):
-            tokenizer_json(gguf)
-        return
     backend = Backend.from_str(json.dumps(tokenizer_json(gguf)))
     split = PRE_TOKENIZERS.get(gguf.metadata.get("tokenizer.ggml.pre", ""))
     texts = Path(f"{gguf.path}.inp").read_bytes().decode().split(SEPARATOR)

@@ -41,6 +41,9 @@ HOSTILE = [
     "▁▁ under▁score <0x41> Ġ Ċ",
     "ABCdefGHI jKlMN ÀÉÎ ЖЗи ǅ",
     "नमस्ते ไทย עברית",
+    "12345a 123456_ x1234567 ٣٤٥٦ 12½34 " + "1234567890" * 103,
+    "a\r\n\r\n b\r c \n\n\td.\n\n",
+    "of the year e\u0301te\u0301 in it. 서울의 봄 of/\n\nລາວ ខ្មែរ မြန်မာ",
 ]
 TEXTS = st.text() | st.text(st.sampled_from("abz AZ019'.,!\n\r\t ▁é漢<>|s/"), max_size=40)
 
@@ -174,6 +177,77 @@ PUBLISHED: dict[str, tuple[list[pre_tokenizers.PreTokenizer], str | None, bool]]
     "command-r": (GPT2_DIGITS, "NFC", False),
     "exaone": (GPT2_DIGITS, "NFKC", False),
     "smollm": (GPT2_DIGITS, None, False),
+    "mellum2": (GPT2_DIGITS, None, False),
+    "modern-bert": ([byte_level(use_regex=True)], "NFC", False),
+    "laguna": (
+        [
+            pre_tokenizers.Split(Regex(r"(?:\r?\n)+(?!\r?\n)"), "merged_with_next"),
+            *split(
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+                r"\s+(?!\S)|\s+"
+            ),
+        ],
+        None,
+        False,
+    ),
+    "bailingmoe2": (
+        split(
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+        ),
+        "NFC",
+        False,
+    ),
+    "lfm2": (  # of LFM2.5 8B
+        split(
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|"
+            r"\s+(?!\S)|\s"
+        ),
+        None,
+        True,
+    ),
+    "cohere2moe": (
+        split(
+            r"\d{1,3}(?=(?:\d{3})*\b)",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+            r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        None,
+        False,
+    ),
+    "exaone-moe": (
+        split(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}|"
+            r" ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+        ),
+        "NFC",
+        False,
+    ),
+    "afmoe": (
+        split(
+            r"\p{Nd}{1,510}(?=(?>\p{Nd}{510})*(?:\P{Nd}|$))|\G\p{Nd}{510}",
+            r"\A\p{Nd}{1,2}(?=\p{Nd}{3}+\z)",
+            r"\A\p{Nd}{3}|\G\p{Nd}{3}",
+            r"(?:[\u4E00-\u9FFF\u3040-\u309F\u30A0-\u30FF\u3400-\u4DBF\uf900-\uFAFF\uFF65-\uFF9F\u2F00-\u2FDF]+|"
+            r"[\u0E00-\u0E7F]+|[\u0E80-\u0EFF]+|[\u1780-\u17FF]+|[\u1000-\u109F\uAA60-\uAA7F\uA9E0-\uA9FF]+|"
+            r"[\uAC00-\uD7AF\u1100-\u11FF]+)",
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"""
+            r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        None,
+        False,
+    ),
+    "bloom": (split(r" ?[^(\s|[.,!?…。，、।۔،])]+"), None, False),
+    "falcon": (
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            byte_level(use_regex=True),
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+        ],
+        None,
+        False,
+    ),
 }
 
 
@@ -202,6 +276,7 @@ def test_pre_tokenizers(name: str, tmp_path: Path) -> None:
 
     @given(TEXTS)
     @example("e\u0301\u0301 'S")
+    @example("a \r\n  \n b 1 \r1234567a 123456")
     @example("!\U00011de3! ﬁ½")  # numeric by one list and not by another
     def any_text(text: str) -> None:
         check_same(backend, made, text)

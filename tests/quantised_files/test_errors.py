@@ -34,13 +34,19 @@ from quantised_files.writers import (
     ct_packed,
     fp8_block,
     gptq,
+    hqq,
     mlx,
     mlx_floats,
     modelopt_fp4,
     save,
+    torchao,
 )
 
 CT = ct_packed(4, 32).config
+AO = torchao("int4", 64).config
+AO_DEFAULT = ("quant_type", "default")
+HQQ = hqq(4, 64).config
+HQQ_WEIGHTS = ("quant_config", "weight_quant_params")
 
 
 def changed(config: dict[str, Any], *path: str, value: Any) -> dict[str, Any]:
@@ -87,6 +93,21 @@ BAD_CONFIGS = [
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: expected two integers above 0"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo: expected 'FP8' or .*; got 'W4A8_AWQ'"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected 'e4m3'"),
+    (changed(HQQ, *HQQ_WEIGHTS, "axis", value=0), r"axis: expected 1: groups of inputs .*quantization='int4'\); got 0"),
+    (changed(HQQ, *HQQ_WEIGHTS, "nbits", value=5), "nbits: expected 4 or 8 or 3 or 2 or 1; got 5"),
+    (changed(HQQ, *HQQ_WEIGHTS, "group_size", value=None), "group_size: expected an integer above 0; got None"),
+    (changed(HQQ, *HQQ_WEIGHTS, "view_as_float", value=True), "view_as_float: expected False; got True"),
+    (changed(HQQ, *HQQ_WEIGHTS, "channel_wise", value=False), "channel_wise: expected True; got False"),
+    (changed(HQQ, "quant_config", "zero_quant_params", value={"nbits": 8}), "zero_quant_params: expected null"),
+    (changed(AO, *AO_DEFAULT, "_type", value="UIntXWeightOnlyConfig"), "_type: expected 'Float8WeightOnlyConfig' or"),
+    (
+        changed(AO, *AO_DEFAULT, "_data", "int4_packing_format", value="tile_packed_to_4d"),
+        "int4_packing_format: expected 'plain' or .*quantization='int4'; got 'tile_packed_to_4d'",
+    ),
+    (changed(AO, *AO_DEFAULT, "_data", "group_size", value=0), "group_size: expected an integer above 0; got 0"),
+    (AO | {"quant_type": "int4_weight_only"}, "quant_type must be an object; got 'int4_weight_only'"),
+    (HQQ | {"quant_config": None}, "quant_config must be an object; got None"),
+    (HQQ | {"quant_config": {"mlp.up_proj": {}}}, r"mlp.up_proj.weight_quant_params must be an object; got None"),
 ]
 
 
@@ -178,6 +199,41 @@ def replaced(folder: Path, form: Format, suffix: str, tensor: Any) -> Path:
 
 
 BAD_TENSORS = [
+    (
+        torchao("int4", 64),
+        "._weight_zero_point",
+        None,
+        "'a.b', which is torchao int4 g64 asymmetric, lacks a.b._weight_",
+    ),
+    (
+        torchao("int4", 64),
+        "._weight_act_pre_scale",
+        ("F32", np.ones(128, np.float32)),
+        "whose inputs are multiplied first",
+    ),
+    (
+        torchao("int8", 64),
+        "._weight_scale",
+        ("F32", np.ones((64, 1), np.float32)),
+        r"shape \[64, 1\]; expected \[64, 2\]",
+    ),
+    (hqq(4, 64), ".scale", None, "'a.b', which is hqq int4 g64 asymmetric, lacks a.b.scale"),
+    (hqq(4, 64), ".axis", ("I32", np.array(0, np.int32)), r"axis: expected 1, as quantization_config says, got \[0\]"),
+    (
+        hqq(4, 64),
+        ".nbits",
+        ("I32", np.array(8, np.int32)),
+        r"nbits: expected 4, as quantization_config says, got \[8\]",
+    ),
+    (hqq(4, 64), ".shape", ("I64", np.array([64, -1])), r"shape: expected outputs and inputs, got \[64, -1\]"),
+    (hqq(4, 64), ".shape", ("I64", np.array([128, 96])), "groups of 64 weights that go on from one output to the next"),
+    (
+        hqq(4, 64),
+        ".shape",
+        ("I64", np.array([64, 256])),
+        r"shape \[64, 64\]; expected \[128, 64\] for a weight of \[64, 2",
+    ),
+    (hqq(4, 64), ".zero", ("F16", np.ones((64, 2), np.float16)), r"expected \[128, 1\] for a weight of \[64, 128\]"),
     (gptq(4, 64), ".scales", None, "'a.b', which is gptq int4 g64, lacks a.b.scales"),
     (gptq(4, 64), ".qzeros", ("I32", np.zeros((2, 9), np.int32)), r"shape \[2, 9\]; expected \[2, 8\] for a weight"),
     (gptq(4, 64), ".qweight", ("I32", np.zeros((8, 64), np.int32)), r"expected \[1, 8\] for a weight of \[64, 64\]"),
@@ -205,6 +261,43 @@ def test_bad_tensors(form: Format, suffix: str, tensor: Any, message: str, tmp_p
 
     with pytest.raises(WeightError, match=message):
         read()
+
+
+def test_settings_of_hqq_by_names(tmp_path: Path) -> None:
+    """What has no settings of its own is plain."""
+    forms = {"self_attn.q_proj": hqq(4, 64), "mlp.down_proj": hqq(2, 32)}
+    settings = {tag: form.config["quant_config"] for tag, form in forms.items()}
+    tensors: Tensors = {"lm_head.weight": ("F32", np.ones((4, 4), np.float32))}
+    exact = {}
+    for tag, form in forms.items():
+        parts, exact[tag] = form.write(np.random.default_rng(1), 32, 64)
+        tensors |= {f"model.layers.3.{tag}{suffix}": tensor for suffix, tensor in parts.items()}
+    with open_checkpoint(write(tmp_path, HQQ | {"quant_config": settings}, tensors)) as checkpoint:
+        for tag, weights in exact.items():
+            got = checkpoint.read(Source(f"model.layers.3.{tag}.weight", 0, 32), "float32")  # type: ignore[call-arg]
+            np.testing.assert_allclose(got, weights, rtol=2.5e-7)
+    del settings["mlp.down_proj"]
+    with pytest.raises(WeightError, match=r"'model.layers.3.mlp.down_proj.W_q' \(uint8\) is quantised, but"):
+        open_checkpoint(write(tmp_path, HQQ | {"quant_config": settings}, tensors))
+
+
+def test_settings_of_torchao_by_names(tmp_path: Path) -> None:
+    """Names count before patterns, patterns before the rest; null leaves a module plain."""
+    forms = {"x.0.q_proj": torchao("fp8"), "x.1.down_proj": torchao("int8", 32), "x.2.up_proj": torchao("int4", 64)}
+    own = [form.config["quant_type"]["default"] for form in forms.values()]
+    settings = {"_default": own[2], r"re:x\.\d\.down_proj": own[1], "x.0.q_proj": own[0], "lm_head": None}
+    tensors: Tensors = {"lm_head.weight": ("F32", np.ones((4, 4), np.float32))}
+    exact = {}
+    for name, form in forms.items():
+        parts, exact[name] = form.write(np.random.default_rng(1), 32, 64)
+        tensors |= {name + suffix: tensor for suffix, tensor in parts.items()}
+    by_name = {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": settings, "module_fqn_to_config": {}}}
+    with open_checkpoint(write(tmp_path, AO | {"quant_type": {"default": by_name}}, tensors)) as checkpoint:
+        kinds = [checkpoint.tensors[f"{name}.weight"].dtype for name in forms]
+        assert kinds == ["torchao fp8", "torchao int8 g32", "torchao int4 g64 asymmetric"]
+        for name, weights in exact.items():
+            got = checkpoint.read(Source(f"{name}.weight", 0, 32), "float32")  # type: ignore[call-arg]
+            np.testing.assert_allclose(got, weights, rtol=2.5e-7, atol=1e-9)
 
 
 def test_mixed_schemes(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from quantised_files.writers import (
     ct_packed,
     fp8_block,
     gptq,
+    hqq,
+    torchao,
 )
 
 DEMO = resolve_model("demo")
@@ -74,6 +76,8 @@ PLAIN = [
     fp8_block((128, 128), "F32"),
     bnb4(double=True),
     ct_fp4("nvfp4"),
+    hqq(4, 64),
+    torchao("int4", 64),
 ]
 
 

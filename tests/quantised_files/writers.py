@@ -445,7 +445,108 @@ def mlx_floats(mode: str) -> Format:
     return Format(write, config, f"mlx-{mode}", native=mode == "mxfp4")
 
 
+def hqq(bits: int, group: int, dtype: str = "F16") -> Format:
+    """HQQ has (code - zero) * scale of rows [outputs * inputs / group, group], whose words have rows far apart."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        rows = outputs * inputs // group
+        q = rng.integers(0, 2**bits, (rows, group))
+        scales, s = draw_scales(rng, (rows, 1), dtype, 0.06 / 2**bits)
+        zeros, z = draw_scales(rng, (rows, 1), dtype, 2 ** (bits - 1))
+        words = {8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}[bits]
+        count = 10 if bits == 3 else 8 // bits
+        step = math.ceil(rows / count)
+        filled = np.zeros((step * count, group), int)
+        filled[:rows] = q
+        packed = sum(filled[i * step : (i + 1) * step] << bits * (count - 1 - i) for i in range(count))
+
+        def number(value: int) -> tuple[str, Array]:
+            return "I32", np.array(value, np.int32)
+
+        def text(value: str) -> tuple[str, Array]:
+            return "U8", np.array([ord(c) for c in value], np.uint8)
+
+        flags = ("encoded_state_dict", "stores_quant_config", "channel_wise", "optimize")
+        return {
+            ".W_q": ("I32", packed.astype(np.int32)) if bits == 3 else ("U8", packed.astype(np.uint8)),
+            ".nbits": number(bits),
+            ".group_size": number(group),
+            ".shape": ("I64", np.array([outputs, inputs])),
+            ".scale": (dtype, scales),
+            ".zero": (dtype, zeros),
+            ".axis": number(1),
+            ".packing": text(words),
+            ".unpack_view_dtype": text("torch.uint8"),
+            ".compute_dtype": text("torch.float16"),
+            **{f".{flag}": ("U8", np.array(1, np.uint8)) for flag in flags},
+            **{f".{flag}": ("U8", np.array(0, np.uint8)) for flag in ("view_as_float", "quant_zero", "quant_scale")},
+        }, ((q - z) * s).reshape(outputs, inputs)
+
+    weights = {"nbits": bits, "channel_wise": True, "group_size": group, "optimize": True, "round_zero": bits == 4}
+    weights |= {"axis": 1, "view_as_float": False}
+    config = {"weight_quant_params": weights, "scale_quant_params": None, "zero_quant_params": None}
+    whole = {"quant_config": config, "quant_method": "hqq", "skip_modules": ["lm_head"]}
+    return Format(write, whole, f"hqq-{bits}-g{group}-{dtype}")
+
+
+def torchao(kind: str, group: int = 0, dtype: str = "BF16", inputs: bool = False, zeros: bool = True) -> Format:
+    """torchao flattens its tensors; Int4Tensor has FBGEMM's code * scale + zero, in tables [groups, outputs]."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs_: int) -> Written:
+        size = group or inputs_
+        prefix = "._weight_"
+        scales, s = draw_scales(
+            rng, (outputs, inputs_ // size), dtype, 0.06 / {"int4": 16, "int8": 256, "fp8": 256}[kind]
+        )
+        s = np.repeat(s, size, 1)
+        if kind == "fp8":
+            codes = fp8_codes(rng, outputs, inputs_)
+            return {f"{prefix}qdata": ("F8_E4M3", codes), f"{prefix}scale": (dtype, scales)}, E4M3[codes] * s
+        if kind == "int8":
+            q = rng.integers(-128, 128, (outputs, inputs_))
+            z = rng.integers(-3, 4, scales.shape) if zeros else np.zeros(scales.shape, int)
+            return {
+                f"{prefix}qdata": ("I8", q.astype(np.int8)),
+                f"{prefix}scale": (dtype, scales),
+                f"{prefix}zero_point": ("I8", z.astype(np.int8)),
+            }, (q - np.repeat(z, size, 1)) * s
+        q = rng.integers(-8, 8, (outputs, inputs_))
+        added, z = draw_scales(rng, scales.shape, dtype, 0.01)
+        return {
+            f"{prefix}qdata": ("I8", (q[:, ::2] & 15 | (q[:, 1::2] & 15) << 4).astype(np.uint8).view(np.int8)),
+            f"{prefix}scale": (dtype, scales.T),
+            f"{prefix}zero_point": (dtype, added.T),
+        }, q * s + np.repeat(z, size, 1)
+
+    name = {"fp8": "Float8WeightOnlyConfig", "int8": "Int8WeightOnlyConfig", "int4": "Int4WeightOnlyConfig"}[kind]
+    if inputs:
+        name = {"fp8": "Float8DynamicActivationFloat8WeightConfig", "int8": "Int8DynamicActivationInt8WeightConfig"}[
+            kind
+        ]
+    row = {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}
+    granularity: Any = {"_type": "PerGroup", "_version": 1, "_data": {"group_size": group}} if group else row
+    data = {"set_inductor_config": True, "granularity": [row, granularity] if inputs else granularity}
+    if kind == "int4":
+        data = {"group_size": group, "int4_packing_format": {"_type": "Int4PackingFormat", "_data": "PLAIN"}}
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_version": 2, "_data": data}}}
+    native = kind == "fp8" or (kind == "int8" and not zeros and dtype != "F32")
+    return Format(write, config, f"torchao-{kind}-g{group}-{dtype}{'-inputs' if inputs else ''}", native)
+
+
 FORMATS = [
+    torchao("fp8", dtype="F32"),
+    torchao("fp8", dtype="F32", inputs=True),
+    torchao("int8", dtype="F32", zeros=False, inputs=True),
+    torchao("int8", 32),
+    torchao("int8", 64, dtype="F16", zeros=False),
+    torchao("int4", 64),
+    torchao("int4", 32, dtype="F16"),
+    hqq(4, 64),
+    hqq(4, 32, dtype="BF16"),
+    hqq(8, 64),
+    hqq(3, 64, dtype="F32"),
+    hqq(2, 16),
+    hqq(1, 64),
     ct_packed(4, 32),
     ct_packed(4, 64, dtype="F16"),
     ct_packed(4, -1),

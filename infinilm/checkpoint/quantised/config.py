@@ -223,6 +223,96 @@ def _bitsandbytes(config: _Keys) -> QuantisedLinears:
     return QuantisedLinears("bitsandbytes", ((_everything, schemes),))
 
 
+def _hqq(config: _Keys) -> QuantisedLinears:
+    """Settings of all linears, or by what their names have beside the number of a layer, as transformers writes them.
+
+    The tensors of each linear repeat them.
+    """
+
+    def scheme(keys: _Keys) -> Scheme:
+        for key in ("scale_quant_params", "zero_quant_params"):
+            if keys.get(key) is not None:
+                raise keys.fail(key, "null: scales and zero points that are floating numbers")
+        weights = keys.object("weight_quant_params")
+        bits = weights.one_of("nbits", (4, 8, 3, 2, 1))
+        weights.one_of("channel_wise", (True,), True)
+        weights.one_of("view_as_float", (False,), False)
+        if weights.get("axis") != 1:  # where outputs share a scale, each input of a layer has others
+            raise weights.fail("axis", f"1: groups of inputs (those of outputs are not read. {_OTHER_FORM})")
+        layout = "hqq, 3 bits" if bits == 3 else "hqq"
+        return Scheme("hqq", layout, f"int{bits}", bits, weights.integer("group_size"), symmetric=False)
+
+    said = config.object("quant_config")
+    if "weight_quant_params" in said.values:
+        return QuantisedLinears("hqq", ((_everything, (scheme(said),)),))
+    rules = tuple((_hqq_tagged(name), (scheme(keys),)) for name, keys in config.objects("quant_config"))
+    return QuantisedLinears("hqq", rules)
+
+
+def _hqq_tagged(tag: str) -> Callable[[str], bool]:
+    """Tell if a module has a tag: its name without `model`, `layers` and numbers."""
+    return lambda module: (
+        tag == ".".join(p for p in module.split(".") if p not in ("model", "layers") and not p.isnumeric())
+    )
+
+
+# What torchao's configs make of a weight, and to what they round the inputs of a linear.
+_AO_CONFIGS: Mapping[str, tuple[str, str]] = {
+    "Float8WeightOnlyConfig": ("fp8", ""),
+    "Float8DynamicActivationFloat8WeightConfig": ("fp8", "fp8 per token"),
+    "Int8WeightOnlyConfig": ("int8", ""),
+    "Int8DynamicActivationInt8WeightConfig": ("int8", "int8 per token"),
+    "Int8DynamicActivationIntxWeightConfig": ("int8", "int8 per token"),
+    "IntxWeightOnlyConfig": ("int8", ""),
+    "Int4WeightOnlyConfig": ("int4", ""),
+}
+_AO_BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
+
+
+def _torchao(config: _Keys) -> QuantisedLinears:
+    """One config for all weights, or by the names of modules: plain names, then regular expressions, then the rest."""
+    said = config.object("quant_type").object("default")
+    if said.get("_type") not in _AO_BY_NAME:
+        return QuantisedLinears("torchao", ((_everything, (_ao_scheme(said),)),))
+    data = said.object("_data")
+    named = data.object("fqn_to_config" if data.get("fqn_to_config") else "module_fqn_to_config")
+    groups: tuple[list[tuple[Callable[[str], bool], tuple[Scheme, ...]]], ...] = ([], [], [])
+    for key, own in named.items():
+        name = str(key)
+        schemes = () if own is None else (_ao_scheme(named.object(key)),)
+        if name == "_default":
+            groups[2].append((_everything, schemes))
+        elif name.startswith("re:"):
+            groups[1].append((_matcher(named.path, rf"({name[3:]})(\.weight)?$"), schemes))
+        else:
+            groups[0].append((name.removesuffix(".weight").__eq__, schemes))
+    return QuantisedLinears("torchao", (*groups[0], *groups[1], *groups[2]))
+
+
+def _ao_scheme(keys: _Keys) -> Scheme:
+    kind, inputs = _AO_CONFIGS[keys.one_of("_type", tuple(_AO_CONFIGS))]
+    data = keys.object("_data")
+    for key in ("int4_packing_format", "packing_format", "intx_packing_format"):
+        stored = data.get(key)
+        stored = stored.get("_data") if isinstance(stored, Mapping) else stored
+        if stored is not None and str(stored).lower() not in ("plain", "unpacked_to_int8"):
+            raise data.fail(key, f"'plain' or 'unpacked_to_int8'. {_OTHER_FORM}")
+    if kind == "int4":
+        return Scheme("torchao", "int4 of torchao", kind, 4, data.integer("group_size", 128), symmetric=False)
+    mapping = data.first(("weight_mapping_type", "mapping_type"))
+    is_symmetric = not (isinstance(mapping, Mapping) and mapping.get("_data") == "ASYMMETRIC")
+    default = {"_type": "PerGroup", "_data": {"group_size": 32}} if "IntxWeightConfig" in keys.values["_type"] else None
+    granularity = data.first(("weight_granularity", "granularity"), default)
+    if isinstance(granularity, list):  # that of inputs, and that of weights
+        granularity = granularity[-1] if granularity else None
+    group_size = 0
+    if granularity is not None:
+        said = _Keys(f"{data.path}.granularity", granularity)
+        if said.one_of("_type", ("PerRow", "PerTensor", "PerAxis", "PerGroup")) == "PerGroup":
+            group_size = said.object("_data").integer("group_size")
+    return Scheme("torchao", f"{kind} of torchao", kind, 8, group_size, is_symmetric, inputs=inputs)
+
+
 def _mxfp4(config: _Keys) -> QuantisedLinears:
     scheme = Scheme("mxfp4", "mxfp4 experts", "mxfp4", 4, 32)
     return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
@@ -445,6 +535,8 @@ METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm,
     "bitsandbytes": _bitsandbytes,
+    "hqq": _hqq,
+    "torchao": _torchao,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,

@@ -1,7 +1,8 @@
 """The layouts of quantised linears, one row of `LAYOUTS` each: which tensors there are, and how they become `Codes`.
 
 Sources: the published layouts of GPTQ (AutoGPTQ, GPTQModel), AWQ (AutoAWQ), compressed-tensors, transformers (FP8,
-MXFP4), ModelOpt and bitsandbytes; see docs/formats.md.
+MXFP4), ModelOpt, bitsandbytes, HQQ (hqq/core/quantize.py and bitpack.py) and torchao (prototype/safetensors, whose
+Int4Tensor is what FBGEMM's quantize_utils.py makes); see docs/formats.md.
 """
 
 from __future__ import annotations
@@ -229,29 +230,31 @@ def _same_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
     return codes
 
 
-def _bytes_expected(scale: str) -> Any:
+def _bytes_expected(scale: str, codes: str = ".weight", zeros: str = ".weight_zero_point") -> Any:
     def expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
         scales = _scale_shapes(scheme, shape)
-        return {".weight": (shape,), scale: scales, ".weight_zero_point": scales}
+        return {codes: (shape,), scale: scales, zeros: scales}
 
     return expected
 
 
-def _int8_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
-    found = parts.get(".weight_zero_point")
-    scales, zeros, group_size, scale_rows = _scaled(scheme, shape, parts[".weight_scale"], found)
-    if zeros is not None and not zeros.any():
-        zeros = None
-    return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _INT8, scales, zeros, group_size, scale_rows)
+def _int8_codes(codes: str = ".weight", scale: str = ".weight_scale", zero: str = ".weight_zero_point") -> Any:
+    def of_parts(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+        scales, zeros, group_size, scale_rows = _scaled(scheme, shape, parts[scale], parts.get(zero))
+        if zeros is not None and not zeros.any():
+            zeros = None
+        return Codes(_bytes(parts[codes]), "rows", 8, shape, _INT8, scales, zeros, group_size, scale_rows)
+
+    return of_parts
 
 
-def _fp8_codes(scale: str) -> Any:
+def _fp8_codes(scale: str, weight: str = ".weight") -> Any:
     def codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
         stored = parts[scale]
         if stored.dtype == np.uint8:
             stored = POWERS[stored]
         scales, zeros, group_size, scale_rows = _scaled(scheme, shape, stored)
-        return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _FP8, scales, zeros, group_size, scale_rows)
+        return Codes(_bytes(parts[weight]), "rows", 8, shape, _FP8, scales, zeros, group_size, scale_rows)
 
     return codes
 
@@ -431,6 +434,125 @@ def _bnb8_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
     return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _INT8, scales, group_size=shape[1])
 
 
+# ---- HQQ: groups of inputs are rows, and a word has codes of rows that lie far from each other ----
+
+_HQQ_WORDS = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}  # codes in a word, by their bits; the first is in the highest bits
+
+
+def _hqq_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    said = {".nbits": scheme.bits, ".group_size": scheme.group_size, ".axis": 1}
+    for part, expected in said.items():
+        found = parts[part].reshape(-1).tolist()
+        if found != [expected]:
+            raise WeightError(f"{part[1:]}: expected {expected}, as quantization_config says, got {found}")
+    shape = tuple(parts[".shape"].reshape(-1).tolist())
+    if len(shape) != 2 or not all(0 < n < 2**31 for n in shape):
+        raise WeightError(f"shape: expected outputs and inputs, got {list(shape)}")
+    if shape[1] % scheme.group_size:
+        raise WeightError(f"groups of {scheme.group_size} weights that go on from one output to the next are not read")
+    return shape
+
+
+def _hqq_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    groups = shape[0] * shape[1] // scheme.group_size
+    words = -(-groups // _HQQ_WORDS[scheme.bits])
+    return {".W_q": ((words, scheme.group_size),), ".scale": ((groups, 1),), ".zero": ((groups, 1),)}
+
+
+def _hqq_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    count = _HQQ_WORDS[scheme.bits]
+    words = parts[".W_q"]
+    words = words.view(f"u{words.itemsize}")
+    fields = [(words >> scheme.bits * (count - 1 - i) & 2**scheme.bits - 1).astype(np.uint8) for i in range(count)]
+    return Codes(
+        _bytes(np.concatenate(fields)[: shape[0] * shape[1] // scheme.group_size]),
+        "rows",
+        8,
+        shape,
+        np.arange(256, dtype=np.float32),
+        parts[".scale"].reshape(shape[0], -1),
+        as_float32(parts[".zero"]).reshape(shape[0], -1),
+        group_size=scheme.group_size,
+    )
+
+
+_HQQ_SETTINGS = (  # of the module that quantised, beside what the config says
+    "packing",
+    "unpack_view_dtype",
+    "view_as_float",
+    "quant_scale",
+    "quant_zero",
+    "compute_dtype",
+    "offload_meta",
+    "encoded_state_dict",
+    "stores_quant_config",
+    "channel_wise",
+    "optimize",
+    "round_zero",
+)
+
+
+def _hqq_layout(words: str) -> Layout:
+    return Layout(
+        {
+            ".W_q": Part((words,)),
+            ".scale": Part(_FLOATS),
+            ".zero": Part(_FLOATS),
+            ".shape": Part(("int64", "int32")),
+            **{f".{name}": Part(("int32", "int64")) for name in ("nbits", "group_size", "axis")},
+            **{f".{name}": Part(("uint8",), required=False, read=False) for name in _HQQ_SETTINGS},
+        },
+        _hqq_shape,
+        _hqq_expected,
+        _hqq_codes,
+        peek=(".shape", ".nbits", ".group_size", ".axis"),
+    )
+
+
+# ---- torchao: the parts of its tensors, flattened ----
+
+_AO_CODES, _AO_SCALE, _AO_ZERO = (f"._weight_{name}" for name in ("qdata", "scale", "zero_point"))
+_AO_INPUTS = "._weight_act_pre_scale"
+_AO_OTHERS = {
+    _AO_INPUTS: Part(_FLOATS, required=False, read=False),
+    **{
+        f"._weight_act_quant_{name}": Part((*_FLOATS, "int8"), required=False, read=False)
+        for name in ("scale", "zero_point")  # of inputs, which are not rounded
+    },
+}
+
+
+def _ao_shape(codes_in_byte: int) -> Any:
+    def of_parts(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+        if _AO_INPUTS in parts:
+            raise WeightError(
+                "act_pre_scale: weights whose inputs are multiplied first (AWQ, SmoothQuant) are not read"
+            )
+        return codes[0], codes[1] * codes_in_byte
+
+    return of_parts
+
+
+def _ao_int4_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    outputs, inputs = shape
+    table = _groups(inputs, scheme.group_size), outputs
+    return {_AO_CODES: ((outputs, inputs // 2),), _AO_SCALE: (table,), _AO_ZERO: (table,)}
+
+
+def _ao_int4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    """The zero point is that of FBGEMM: a number that is added to a code times its scale."""
+    return Codes(
+        _bytes(parts[_AO_CODES]),
+        "rows",
+        4,
+        shape,
+        np.append(np.arange(8), np.arange(-8, 0)).astype(np.float32),
+        np.ascontiguousarray(parts[_AO_SCALE].T),
+        minima=np.ascontiguousarray(parts[_AO_ZERO].T),
+        group_size=scheme.group_size,
+    )
+
+
 _STATE = ".weight.quant_state.bitsandbytes__"
 _INPUTS = {  # scales of inputs are of no use where inputs are not rounded as the format asks
     f".{name}": Part(("float32", "bfloat16", "float16", "int8", "float8_e4m3"), required=False, read=False)
@@ -488,7 +610,7 @@ LAYOUTS: Mapping[str, Layout] = {
         },
         _same_shape,
         _bytes_expected(".weight_scale"),
-        _int8_codes,
+        _int8_codes(),
         scale=".weight_scale",
     ),
     "fp8": Layout(
@@ -597,5 +719,39 @@ LAYOUTS: Mapping[str, Layout] = {
         _bnb8_codes,
         scale=".SCB",
     ),
+    "fp8 of torchao": Layout(
+        {_AO_CODES: Part(("float8_e4m3",)), _AO_SCALE: Part(_FLOATS), **_AO_OTHERS},
+        _ao_shape(1),
+        _bytes_expected(_AO_SCALE, _AO_CODES, _AO_ZERO),
+        _fp8_codes(_AO_SCALE, _AO_CODES),
+        peek=(_AO_INPUTS,),
+    ),
+    "int8 of torchao": Layout(
+        {
+            _AO_CODES: Part(("int8",)),
+            _AO_SCALE: Part(_FLOATS),
+            _AO_ZERO: Part(("int8", *_FLOATS), required=False),
+            **_AO_OTHERS,
+        },
+        _ao_shape(1),
+        _bytes_expected(_AO_SCALE, _AO_CODES, _AO_ZERO),
+        _int8_codes(_AO_CODES, _AO_SCALE, _AO_ZERO),
+        peek=(_AO_INPUTS,),
+        scale=_AO_SCALE,
+    ),
+    "int4 of torchao": Layout(
+        {
+            _AO_CODES: Part(("int8", "uint8")),
+            _AO_SCALE: Part(_FLOATS),
+            _AO_ZERO: Part(_FLOATS),
+            **_AO_OTHERS,
+        },
+        _ao_shape(2),
+        _ao_int4_expected,
+        _ao_int4_codes,
+        peek=(_AO_INPUTS,),
+    ),
+    "hqq": _hqq_layout("uint8"),
+    "hqq, 3 bits": _hqq_layout("int32"),
 }
 """By name; `config.py` says which linears have which."""
