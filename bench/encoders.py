@@ -96,14 +96,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 12,
         "vocab_size": 128256,
     },
-    "jina-v3": {
-        "kind": "JinaEmbeddingsV3",
-        "hidden_size": 1024,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "vocab_size": 250002,
-    },
     "qwen3-embedding-0.6b": {
         "kind": "Qwen3",
         "hidden_size": 1024,
