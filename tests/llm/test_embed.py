@@ -37,6 +37,16 @@ def test_is_the_reference(llm: LLM, reference: ReferenceModel, pooling: str) -> 
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, rtol=1e-6)
 
 
+def test_the_bar_counts_texts(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts of a list, of which the number is known, and none where no bar is wanted."""
+    monkeypatch.setattr("infinilm.progress.can_show", lambda: True)
+    llm.embed(PROMPTS)
+    told = capsys.readouterr().err
+    assert "embedding" in told and f"{len(PROMPTS)}/{len(PROMPTS)}" in told
+    llm.embed(PROMPTS, use_tqdm=False)
+    assert not capsys.readouterr().err
+
+
 def test_texts_of_a_generator_are_not_kept(llm: LLM) -> None:
     """Millions of texts need memory for their vectors, and not for themselves."""
     texts = (f"{i} " + "the " * 5000 for i in range(100))  # 2 MB together
