@@ -249,7 +249,8 @@ def _number(layer: str) -> int:
 
 _OLD_KINDS = {".weight": ".gamma", ".bias": ".beta"}
 
-# As PEFT calls a linear beside which there are adapters, and what these are behind its name.
+# PEFT keeps the weights of a linear that has LoRA adapters as `<name>.base_layer.weight`, and the adapters as
+# `<name>.lora_A.<adapter>.weight` and `<name>.lora_B.<adapter>.weight`.
 _BASE, _ADAPTER = ".base_layer", (".lora_A.", ".lora_B.")
 
 

@@ -857,4 +857,4 @@ UNCLEAR: Mapping[str, str] = MappingProxyType(
         "computes other norms and another choice of experts than the model",
     }
 )
-"""Architectures whose files leave out what a family that is here needs: what that is."""
+"""Architectures whose family is supported, but whose files do not say all that it needs: what is missing."""

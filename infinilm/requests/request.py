@@ -124,7 +124,7 @@ class EngineRequest:
         return RequestUpdate(self, num_tokens=len(self.sequence.output_token_ids), finish_reason=reason, error=error)
 
     def release(self) -> None:
-        """Drop all references back to this request, once its last update is delivered.
+        """Drop all references back to this request, when its last update is about to be delivered.
 
         So it is freed together with its readers, without waiting for the garbage collector.
         """

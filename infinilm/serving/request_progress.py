@@ -35,9 +35,9 @@ def deliver(updates: Iterable[RequestUpdate]) -> Iterator[tuple[EngineRequest, B
     for update in updates:
         request = update.request
         take = request.deliver
-        if update.finish_reason is not None:
-            request.release()  # before the caller wakes, who would wait for the GIL meanwhile
         try:
+            if update.finish_reason is not None:
+                request.release()  # before the caller wakes, who would wait for the GIL meanwhile
             take(update)
         except BaseException as error:
             yield request, error

@@ -75,8 +75,8 @@ struct Tensor : TensorView {
     bool read_only = false;       // a mapped file, a frozen array: never an output
 };
 
-// Zeroed, 64-byte aligned host memory. Pages of large tensors come from the system
-// untouched, so what is never used costs nothing.
+// Zeroed, 64-byte aligned host memory. Pages of large tensors come from the system untouched, so what is never used
+// costs nothing.
 Tensor allocate_host(DType dtype, std::span<const int64_t> shape);
 // Asks the system for pages of 2 MiB where memory of the host is touched from now on.
 void prefer_huge_pages(const TensorView& host);

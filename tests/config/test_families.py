@@ -1176,7 +1176,7 @@ def test_heads_and_gates_of_laguna() -> None:
 
 
 def test_parameters_of_rope_of_the_one_kind_of_layers_that_there_is() -> None:
-    """As Laguna M says them, whose layers have no window."""
+    """Laguna M has no layers with a window, and its config.json gives parameters of RoPE for the others alone."""
     full = {"rope_type": "default", "rope_theta": 70000.0, "partial_rotary_factor": 0.25}
     values = {"model_type": "laguna", "num_hidden_layers": 2, "rope_parameters": {"full_attention": full}}
     config = LlamaConfig.from_dict({**values, "layer_types": ["full_attention"] * 2})

@@ -222,7 +222,7 @@ def test_keys_of_layers_that_differ(name: str, key: str, value: Any, message: st
 
 
 def test_q_k_and_v_of_states_in_one_tensor(tmp_path: Path) -> None:
-    """As the converter joins them where it is asked to, in the layers of Kimi Linear that have all three."""
+    """The converter can join q, k and v of a layer; in Kimi Linear only layers with a state have all three."""
     pytest.importorskip("gguf")
     file = convert_family(golden("kimi-linear"), OTHER_FAMILIES["kimi-linear"])
     tensors = dict(file.tensors)
