@@ -455,7 +455,8 @@ class Service(Drainable):
                     await asyncio.sleep(0)  # they all start before one of them writes, and lets the engine run
                     yield running
                 finally:
-                    # After the answers of others that ended at the same time.
+                    # After the answers of others that ended at the same time; and, as the loop makes its calls in turn,
+                    # before it reads a request that a client sends once it has its answer.
                     asyncio.get_running_loop().call_soon(self.metrics.finish, running)
 
     async def _compile(self, llm: LLM, constraint: Constraint) -> None:

@@ -64,15 +64,15 @@ def test_chat_streams_the_same(client: openai.OpenAI) -> None:
 
 
 def test_stream_on_the_wire(server: ServerProcess, headers: dict[str, str]) -> None:
-    answer = post(server, headers, "/v1/chat/completions", model="demo", messages=MESSAGES, max_tokens=3, stream=True)
+    said: dict[str, Any] = {"model": "demo", "max_tokens": 3, "ignore_eos": True, "stream": True}
+    answer = post(server, headers, "/v1/chat/completions", messages=MESSAGES, **said)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
     assert all("usage" not in chunk for chunk in chunks), "nobody asked"
-    for path, said in (("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/completions", {"prompt": PROMPT})):
-        body: dict[str, Any] = {"model": "demo", "max_tokens": 3, "stream": True, **said}
-        answer = post(server, headers, path, **body, stream_options={"include_usage": True})
+    for path, prompt in (("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/completions", {"prompt": PROMPT})):
+        answer = post(server, headers, path, **said, **prompt, stream_options={"include_usage": True})
         usages = [json.loads(event[6:])["usage"] for event in answer.text.split("\n\n")[:-2]]
         assert usages[-1]["completion_tokens"] == 3 and set(map(str, usages[:-1])) == {"None"}
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
@@ -392,7 +392,7 @@ def test_tokens_of_prompts(client: openai.OpenAI, demo: LLM) -> None:
         "messages": MESSAGES,
         "max_tokens": 2,
         "n": 2,
-        "extra_body": {"return_token_ids": True},
+        "extra_body": {"return_token_ids": True, "ignore_eos": True},
     }
     whole = client.chat.completions.create(**call).model_dump()
     assert whole["prompt_token_ids"] == ids and len(whole["choices"][1]["token_ids"]) == 2

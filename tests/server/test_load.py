@@ -466,6 +466,18 @@ def test_metrics(tiny_folder: Path) -> None:
         wait_for(lambda: "abort" in http_get(f"{host.url}/metrics").text)
 
 
+def test_an_answer_is_counted_before_the_next_request_is_read(tiny_folder: Path) -> None:
+    """Of a client that asks for metrics as soon as it has the last byte, whole answers and streams."""
+    with LLM(tiny_folder, use_tqdm=False) as llm, hosted(llm) as host, httpx.Client(timeout=SECONDS) as client:
+        body = {"model": "tiny", "prompt": "the", "max_tokens": 2, "ignore_eos": True}
+        for num_answers in range(1, 21):
+            assert client.post(f"{host.url}/v1/completions", json=body | {"stream": num_answers % 2 == 0}).is_success
+            text = client.get(f"{host.url}/metrics").text
+            assert f'finished_reason="length",model_name="tiny"}} {num_answers}.0' in text
+            assert f'generation_tokens_total{{model_name="tiny"}} {2 * num_answers}.0' in text
+            assert 'num_requests_running{model_name="tiny"} 0.0' in text
+
+
 def test_metrics_of_drafts(tiny_folder: Path) -> None:
     """And a request may refuse drafts, or limit their length."""
     drafts = {"method": "lookup", "min_match": 1, "adaptive": False}

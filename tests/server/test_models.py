@@ -304,7 +304,7 @@ def test_an_idle_model_is_unloaded(folders: dict[str, Path], host_of: Callable[.
     host = host_of([source_of("chat", folders["chat"])], keep_alive=0.0)
     wait_for(lambda: host.states() == {"chat": "unloaded"})
     assert http_get(f"{host.url}/health").status_code == 200
-    assert complete(host, "chat").status_code == 200
+    assert complete(host, "chat", ignore_eos=True).status_code == 200  # or 3% of the answers would end by themselves
     wait_for(lambda: host.states() == {"chat": "unloaded"})
     assert http_get(f"{host.url}/openapi.json").status_code == 200
     assert complete(host, "other").status_code == 404
