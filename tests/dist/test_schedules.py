@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import THOROUGH
 from llm import tiny
 from llm.support import PATIENCE
 
 from infinilm import LLM, EngineDeadError, HookRegistry, Request
 
-NUM_SCHEDULES, NUM_GROUPS = 1000, 20
+NUM_SCHEDULES, NUM_GROUPS = (1000, 20) if THOROUGH else (400, 8)
 SITES = ("embedding", "layer0_q_proj", "layer1_attention", "layer1_down_proj", "final_norm", "logits")
 
 

@@ -14,6 +14,8 @@ from infinilm import LLM, AutoLlamaModel, ConfigError, RequestError, SamplingPar
 from llm import tiny
 from llm.support import PATIENCE, tokens
 
+pytestmark = pytest.mark.one_rank  # a text of the checkpoint, read before a model is loaded
+
 PROMPT = [5, 6, 7]
 FILE = {
     "do_sample": True,

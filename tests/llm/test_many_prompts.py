@@ -19,6 +19,8 @@ from infinilm.requests.source import RequestSource
 from llm.support import PATIENCE, one, tokens, wait_for
 from llm.test_requests import Gate
 
+pytestmark = pytest.mark.one_rank  # what waits is outside of the engine
+
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 PROMPTS = [[1, 5 + i, 7] for i in range(30)]
 

@@ -19,6 +19,8 @@ from pydantic import BaseModel, Field
 
 from infinilm import LLM, Constraint
 
+pytestmark = pytest.mark.one_rank  # grammars are made before a step, whose masks test_constraints.py has on ranks
+
 ZOD = json.loads((Path(__file__).parent / "zod_schemas.json").read_text())
 # Objects whose other properties have no end, and texts that are as long as a model makes them.
 ENDLESS = ("loose", "catchall", "strings")

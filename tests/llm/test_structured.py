@@ -14,6 +14,8 @@ from hypothesis import event, given, settings, strategies as st
 
 from infinilm import LLM, Constraint, RequestError, SamplingParams
 
+pytestmark = pytest.mark.one_rank  # grammars are made before a step, whose masks test_constraints.py has on ranks
+
 NAMES = st.text('abcdefgh_é "\\\n', min_size=1, max_size=6)
 PROMPT = "Once upon a time"
 

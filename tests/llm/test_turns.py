@@ -20,6 +20,8 @@ from infinilm import LLM, InfinilmError
 from infinilm.scheduling.sequence import Lane
 from infinilm.serving.turns import Turn, Turns
 
+pytestmark = pytest.mark.one_rank  # models take turns before a step begins, whatever it runs on
+
 SLICE = 0.004
 SECONDS = 120  # for anything to happen
 
