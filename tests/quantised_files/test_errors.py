@@ -93,7 +93,7 @@ BAD_CONFIGS = [
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: expected two integers above 0"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo: expected 'FP8' or .*; got 'W4A8_AWQ'"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected 'e4m3'"),
-    (changed(HQQ, *HQQ_WEIGHTS, "axis", value=0), r"axis: expected 1: groups of inputs .*quantization='int4'\); got 0"),
+    (changed(HQQ, *HQQ_WEIGHTS, "axis", value=2), "axis: expected 1 or 0; got 2"),
     (changed(HQQ, *HQQ_WEIGHTS, "nbits", value=5), "nbits: expected 4 or 8 or 3 or 2 or 1; got 5"),
     (changed(HQQ, *HQQ_WEIGHTS, "group_size", value=None), "group_size: expected an integer above 0; got None"),
     (changed(HQQ, *HQQ_WEIGHTS, "view_as_float", value=True), "view_as_float: expected False; got True"),
@@ -227,6 +227,8 @@ BAD_TENSORS = [
     ),
     (hqq(4, 64), ".shape", ("I64", np.array([64, -1])), r"shape: expected outputs and inputs, got \[64, -1\]"),
     (hqq(4, 64), ".shape", ("I64", np.array([128, 96])), "groups of 64 weights that go on from one output to the next"),
+    (hqq(4, 64, axis=0), ".shape", ("I64", np.array([63, 3])), r"a weight of \[63, 3\] is not made of groups of 64"),
+    (hqq(4, 64, axis=0), ".zero", ("F16", np.ones((128, 1), np.float16)), r"expected \[1, 128\] for a weight"),
     (
         hqq(4, 64),
         ".shape",

@@ -445,18 +445,20 @@ def mlx_floats(mode: str) -> Format:
     return Format(write, config, f"mlx-{mode}", native=mode == "mxfp4")
 
 
-def hqq(bits: int, group: int, dtype: str = "F16") -> Format:
-    """HQQ has (code - zero) * scale of rows [outputs * inputs / group, group], whose words have rows far apart."""
+def hqq(bits: int, group: int, dtype: str = "F16", axis: int = 1) -> Format:
+    """HQQ has (code - zero) * scale of a table whose rows are groups, or columns; words have rows far apart."""
 
     def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
-        rows = outputs * inputs // group
-        q = rng.integers(0, 2**bits, (rows, group))
-        scales, s = draw_scales(rng, (rows, 1), dtype, 0.06 / 2**bits)
-        zeros, z = draw_scales(rng, (rows, 1), dtype, 2 ** (bits - 1))
+        groups = outputs * inputs // group
+        rows, columns = (groups, group) if axis == 1 else (group, groups)
+        of_group = (groups, 1) if axis == 1 else (1, groups)
+        q = rng.integers(0, 2**bits, (rows, columns))
+        scales, s = draw_scales(rng, of_group, dtype, 0.06 / 2**bits)
+        zeros, z = draw_scales(rng, of_group, dtype, 2 ** (bits - 1))
         words = {8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}[bits]
         count = 10 if bits == 3 else 8 // bits
         step = math.ceil(rows / count)
-        filled = np.zeros((step * count, group), int)
+        filled = np.zeros((step * count, columns), int)
         filled[:rows] = q
         packed = sum(filled[i * step : (i + 1) * step] << bits * (count - 1 - i) for i in range(count))
 
@@ -474,7 +476,7 @@ def hqq(bits: int, group: int, dtype: str = "F16") -> Format:
             ".shape": ("I64", np.array([outputs, inputs])),
             ".scale": (dtype, scales),
             ".zero": (dtype, zeros),
-            ".axis": number(1),
+            ".axis": number(axis),
             ".packing": text(words),
             ".unpack_view_dtype": text("torch.uint8"),
             ".compute_dtype": text("torch.float16"),
@@ -483,10 +485,10 @@ def hqq(bits: int, group: int, dtype: str = "F16") -> Format:
         }, ((q - z) * s).reshape(outputs, inputs)
 
     weights = {"nbits": bits, "channel_wise": True, "group_size": group, "optimize": True, "round_zero": bits == 4}
-    weights |= {"axis": 1, "view_as_float": False}
+    weights |= {"axis": axis, "view_as_float": False}
     config = {"weight_quant_params": weights, "scale_quant_params": None, "zero_quant_params": None}
     whole = {"quant_config": config, "quant_method": "hqq", "skip_modules": ["lm_head"]}
-    return Format(write, whole, f"hqq-{bits}-g{group}-{dtype}")
+    return Format(write, whole, f"hqq-{bits}-g{group}-{dtype}{'' if axis else '-axis-0'}")
 
 
 def torchao(kind: str, group: int = 0, dtype: str = "BF16", inputs: bool = False, zeros: bool = True) -> Format:
@@ -544,6 +546,8 @@ FORMATS = [
     hqq(4, 64),
     hqq(4, 32, dtype="BF16"),
     hqq(8, 64),
+    hqq(4, 64, axis=0),
+    hqq(3, 16, axis=0, dtype="BF16"),
     hqq(3, 64, dtype="F32"),
     hqq(2, 16),
     hqq(1, 64),

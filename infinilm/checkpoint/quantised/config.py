@@ -237,9 +237,7 @@ def _hqq(config: _Keys) -> QuantisedLinears:
         bits = weights.one_of("nbits", (4, 8, 3, 2, 1))
         weights.one_of("channel_wise", (True,), True)
         weights.one_of("view_as_float", (False,), False)
-        if weights.get("axis") != 1:  # where outputs share a scale, each input of a layer has others
-            raise weights.fail("axis", f"1: groups of inputs (those of outputs are not read. {_OTHER_FORM})")
-        layout = "hqq, 3 bits" if bits == 3 else "hqq"
+        layout = f"hqq, {'3 bits, ' if bits == 3 else ''}axis {weights.one_of('axis', (1, 0))}"
         return Scheme("hqq", layout, f"int{bits}", bits, weights.integer("group_size"), symmetric=False)
 
     said = config.object("quant_config")
