@@ -40,6 +40,7 @@ from quantised_files.writers import (
     modelopt_fp4,
     save,
     torchao,
+    torchao_tiles,
 )
 
 CT = ct_packed(4, 32).config
@@ -101,8 +102,8 @@ BAD_CONFIGS = [
     (changed(HQQ, "quant_config", "zero_quant_params", value={"nbits": 8}), "zero_quant_params: expected null"),
     (changed(AO, *AO_DEFAULT, "_type", value="UIntXWeightOnlyConfig"), "_type: expected 'Float8WeightOnlyConfig' or"),
     (
-        changed(AO, *AO_DEFAULT, "_data", "int4_packing_format", value="tile_packed_to_4d"),
-        "int4_packing_format: expected 'plain' or .*quantization='int4'; got 'tile_packed_to_4d'",
+        changed(AO, *AO_DEFAULT, "_data", "int4_packing_format", value="preshuffled"),
+        "int4_packing_format: expected 'plain' or 'tile_packed_to_4d'.*quantization='int4'.*; got 'preshuffled'",
     ),
     (changed(AO, *AO_DEFAULT, "_data", "group_size", value=0), "group_size: expected an integer above 0; got 0"),
     (AO | {"quant_type": "int4_weight_only"}, "quant_type must be an object; got 'int4_weight_only'"),
@@ -216,6 +217,14 @@ BAD_TENSORS = [
         "._weight_scale",
         ("F32", np.ones((64, 1), np.float32)),
         r"shape \[64, 1\]; expected \[64, 2\]",
+    ),
+    (torchao_tiles(64), ".weight", None, "the metadata of the file do not say its shape, and it is padded"),
+    (torchao_tiles(64), ".weight", ("metadata", '{"_data": {"shape": [64, "128"]}}'), "do not say its shape"),
+    (
+        torchao_tiles(64),
+        "._weight_scale_and_zero",
+        ("BF16", np.ones((2, 64, 2), np.uint16)),
+        r"shape \[2, 64, 2\]; expected \[16, 64, 2\] for a weight of \[64, 128\]",
     ),
     (hqq(4, 64), ".scale", None, "'a.b', which is hqq int4 g64 asymmetric, lacks a.b.scale"),
     (hqq(4, 64), ".axis", ("I32", np.array(0, np.int32)), r"axis: expected 1, as quantization_config says, got \[0\]"),

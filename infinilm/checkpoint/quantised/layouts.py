@@ -579,6 +579,63 @@ def _ao_int4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
     )
 
 
+# Int4TilePackedTo4dTensor has codes as the tensor cores of GPUs take them, for tinygemm's kernels: int32 words of
+# [outputs / 8, inputs / 128, 32 lanes, 4]. A word is of one output and of 32 inputs, of which it has two neighbours
+# in each eight. Outputs are padded to multiples of 8, inputs to multiples of 1024. Scales, and what is added to a
+# code times its scale, are one tensor (int4_tile_packed_to_4d_tensor.py of torchao; matrix_to_m16n8k16_Bint4_layout
+# of PyTorch).
+
+_AO_BOTH = "._weight_scale_and_zero"
+_AO_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word, from the lowest bits on, in the order of the inputs
+
+
+def _ao_said(text: str) -> Array | None:
+    """The shape of a weight, which says the metadata of the file."""
+    try:
+        shape = json.loads(text)["_data"]["shape"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    are_sizes = isinstance(shape, list) and all(type(n) is int and 0 < n < 2**31 for n in shape)
+    return np.array(shape) if are_sizes and len(shape) == 2 else None
+
+
+def _ao_tile_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    _ao_shape(1)(scheme, codes, parts)
+    if "said" not in parts:
+        raise WeightError(
+            "the metadata of the file do not say its shape, and it is padded: save the model with torchao once more"
+        )
+    outputs, inputs = parts["said"].tolist()
+    return outputs, inputs
+
+
+def _ao_tile_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    outputs, inputs = -(-shape[0] // 8) * 8, -(-shape[1] // 1024) * 1024
+    return {
+        _AO_CODES: ((outputs // 8, inputs // 128, 32, 4),),
+        _AO_BOTH: ((_groups(inputs, scheme.group_size), outputs, 2),),
+    }
+
+
+def _ao_tile_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    outputs, inputs = shape
+    words = parts[_AO_CODES].view(np.uint32)
+    nibbles = (words[..., None] >> np.array([4 * at for at in _AO_NIBBLES], np.uint32) & 15).astype(np.uint8)
+    tiles = nibbles.reshape(*words.shape[:2], 8, 4, 4, 2, 2, 2)  # 8 outputs, 4 pairs, 4 times 32, 16, 8 and 1 inputs
+    codes = tiles.transpose(0, 2, 1, 4, 5, 6, 3, 7).reshape(8 * words.shape[0], 128 * words.shape[1])
+    tables = np.ascontiguousarray(parts[_AO_BOTH].T[:, :outputs, : _groups(inputs, scheme.group_size)])
+    return Codes(
+        _bytes(codes[:outputs, :inputs]),
+        "rows",
+        8,
+        shape,
+        np.arange(256, dtype=np.float32) - 8,
+        tables[0],
+        minima=tables[1],
+        group_size=scheme.group_size,
+    )
+
+
 _STATE = ".weight.quant_state.bitsandbytes__"
 _INPUTS = {  # scales of inputs are of no use where inputs are not rounded as the format asks
     f".{name}": Part(("float32", "bfloat16", "float16", "int8", "float8_e4m3"), required=False, read=False)
@@ -776,6 +833,15 @@ LAYOUTS: Mapping[str, Layout] = {
         _ao_int4_expected,
         _ao_int4_codes,
         peek=(_AO_INPUTS,),
+    ),
+    "int4 of torchao in tiles": Layout(
+        {_AO_CODES: Part(("int32",)), _AO_BOTH: Part(_FLOATS), **_AO_OTHERS},
+        _ao_tile_shape,
+        _ao_tile_expected,
+        _ao_tile_codes,
+        peek=(_AO_INPUTS,),
+        dims=(4,),
+        said=_ao_said,
     ),
     **{
         f"hqq, {bits}axis {axis}": _hqq_layout(words, axis)

@@ -241,8 +241,8 @@ class ReferenceModel(GenerationMixin):
             The cache of the head alone. None: nothing came before, and nothing is kept. A head whose layers read keys
             and values of the model needs the cache of that, and takes one token for each row, behind its newest one.
         module : int
-            Of a head with several modules: the one that is computed. Each has a cache of its own, and reads what the
-            one before has left and tokens that are one further than those of that.
+            The one that is computed, of a head that has several. Each has a cache of its own. It reads what the one
+            before has left, and tokens that are one further than those of that.
 
         Returns
         -------
