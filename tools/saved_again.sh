@@ -18,5 +18,5 @@ if [ ! -d "$PACKAGES/torch" ]; then
 fi
 export PYTHONPATH=$PACKAGES
 python -c 'import torch, transformers; print("transformers", transformers.__version__, "and torch", torch.__version__)'
-python -m pytest -q -p no:cacheprovider tests/config/test_saved_again.py
+pytest -q -p no:cacheprovider tests/config/test_saved_again.py
 python tools/check_saved_again.py "$@"
