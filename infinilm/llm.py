@@ -389,7 +389,9 @@ class LLM(
             self._mtp = drafting.model if plan.mtp and not isinstance(drafting.model, DraftModelSettings) else None
             if self._mtp is not None:
                 head = f"head {plan.head}" if plan.head else f"MTP head of {plan.path}"
-                logger.info("the %s drafts up to %d tokens", head, self._mtp.num_tokens)
+                modules = self._engine.spec.mtp.num_modules
+                most = self._mtp.num_tokens if modules == 1 else min(self._mtp.num_tokens, modules)
+                logger.info("the %s drafts up to %d tokens", head, most)
             if isinstance(drafting.model, DraftModelSettings) and plan.draft is not None:
                 check_vocabulary(plan, plan.draft, self.tokenizer)
                 self._draft = DraftModelEngine(
@@ -887,6 +889,7 @@ class LLM(
                     self._engine,
                     self._mtp.num_tokens,
                     self._ids_of_head,
+                    num_modules=head.num_modules,
                     keeps_keys=head.layers[0].cache.kind != "shared",
                 ),
             )

@@ -190,13 +190,14 @@ class GgufCheckpoint(GgufTensors):
         self._config = config
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture, num_layers: int) -> dict[str, TensorInfo]:
-        """The tensors of the model and of its first MTP head, which is the layer behind its last."""
+        """The tensors of the model and of its MTP head, which is the layer behind its last, or all behind it."""
         found: dict[str, TensorInfo] = {}
+        end_of_head = gguf_layers(gguf) if family_of_model_type(row.model_type).names.head_modules else num_layers + 1
         for tensor in gguf.tensors.values():
             of_layer = _OF_LAYER.fullmatch(tensor.name)
             if self._is_scale(gguf, tensor.name, row):
                 continue
-            if tensor.name in _CONSUMED or (of_layer and num_layers < int(of_layer[1]) < gguf_layers(gguf)):
+            if tensor.name in _CONSUMED or (of_layer and end_of_head <= int(of_layer[1]) < gguf_layers(gguf)):
                 continue
             name, shape = _name(tensor.name, row), tensor.shape
             if (
@@ -253,13 +254,15 @@ class GgufCheckpoint(GgufTensors):
     def _layout(self, config: dict[str, Any]) -> tuple[TensorNames, npt.NDArray[np.int64] | None]:
         """How the engine's parameters lie in the tensors, and the order of the elements of a head of q and k."""
         modules = {match[1] for name in self.tensors if (match := _MODULE.match(name))}
-        norms_embedding = family_of_model_type(config["model_type"]).embedding_norm  # beside the norms of layers
+        family = family_of_model_type(config["model_type"])
+        norms_embedding = family.embedding_norm  # beside the norms of layers
         has_norm = "model.embed_norm.weight" in self.tensors
         names = TensorNames(
             joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
             stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
             renamed=self._row.renamed,
             later_layers=True,
+            head_modules=family.names.head_modules,
             by_head=(GATED_Q,) * self._row.gated_q + DELTA_BY_HEAD * self._row.delta_by_head,
             norm_of_embedding="embed_norm" if has_norm and not norms_embedding else "",
             norm_of_layer="output_norm" if "output_norm" in modules else "",

@@ -20,7 +20,7 @@ from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.packed import PackedInfo, is_of_linear
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
-from infinilm.checkpoint.sources import has_mtp_head, has_mtp_lm_head
+from infinilm.checkpoint.sources import count_mtp_modules, has_mtp_head, has_mtp_lm_head
 from infinilm.checks import DTYPES, short_repr
 from infinilm.config.json.model_config import AutoConfig, ModelConfig
 from infinilm.config.spec import MtpFormat, build_spec, longest_text
@@ -165,7 +165,11 @@ def _head_format(
     if not has_mtp_head(config, *files):
         return None
     return MtpFormat.beside(
-        quantization, "int4", num_ids=config.vocab_size, has_lm_head=has_mtp_lm_head(config, *files)
+        quantization,
+        "int4",
+        num_ids=config.vocab_size,
+        has_lm_head=has_mtp_lm_head(config, *files),
+        num_modules=count_mtp_modules(config, *files),
     )
 
 

@@ -8,6 +8,7 @@ Norms and biases are as in any checkpoint, and so are the names of the parameter
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +58,7 @@ class PackedInfo:
         of_head = self.mtp and {
             "mtp_quantization": self.mtp.quantization or "none",
             "mtp_lm_head_size": str(self.mtp.lm_head_size),
+            "mtp_num_modules": str(self.mtp.num_modules),
         }
         return {
             **(of_head or {}),
@@ -147,14 +149,17 @@ def _read_file(file: Path, entries: Mapping[str, str]) -> PackedInfo:
             "checkpoint again"
         )
     of_head, size = entries.get("mtp_quantization"), entries.get("mtp_lm_head_size", "")
+    modules = entries.get("mtp_num_modules", "1")  # which folders from before it was written have not
     mtp = None
     if of_head is not None:
-        if of_head not in ("none", "int8", "int4") or not (size.isdecimal() and len(size) < 10):
+        are_numbers = size.isdecimal() and len(size) < 10 and re.fullmatch("[1-9][0-9]?", modules)
+        if of_head not in ("none", "int8", "int4") or not are_numbers:
             raise WeightError(
-                f"{file}: expected a packed MTP head of the quantization none, int8 or int4 and the size of its "
-                f"lm_head, got {short_repr(of_head)} and {short_repr(size)}; pack the original checkpoint again"
+                f"{file}: expected a packed MTP head of the quantization none, int8 or int4, the size of its lm_head "
+                f"and its modules, got {short_repr(of_head)}, {short_repr(size)} and {short_repr(modules)}; pack the "
+                "original checkpoint again"
             )
-        mtp = MtpFormat(None if of_head == "none" else of_head, int(size))
+        mtp = MtpFormat(None if of_head == "none" else of_head, int(size), num_modules=int(modules))
     return PackedInfo(file, None if quantization == "none" else quantization, dtype, mtp)
 
 
@@ -219,4 +224,6 @@ def unread_of_head(engine: Any, stored: Mapping[str, TensorInfo], packed: Packed
     """Names of the tensors of a packed MTP head that an engine does not load; the arguments are as above."""
     if packed.mtp is None or engine.spec.mtp is not None:
         return ()
-    return tuple(name for name in stored if name.startswith(f"model.layers.{engine.spec.num_layers}."))
+    first = engine.spec.num_layers
+    layers = tuple(f"model.layers.{layer}." for layer in range(first, first + packed.mtp.num_modules))
+    return tuple(name for name in stored if name.startswith(layers))

@@ -5,6 +5,7 @@ Called by `load_weights`. The tables are `infinilm.config.families.names`, one p
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +25,16 @@ from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import rotary_dim, shapes_of
 from infinilm.config.sublayers.layer_shapes import LayerShape
 
-__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "has_mtp_head", "has_mtp_lm_head", "names_of"]
+__all__ = [
+    "FoundTensors",
+    "Source",
+    "count_mtp_modules",
+    "find_by_names",
+    "find_tensors",
+    "has_mtp_head",
+    "has_mtp_lm_head",
+    "names_of",
+]
 
 Shape = tuple[int, ...]
 
@@ -206,11 +216,24 @@ def has_mtp_lm_head(config: ModelConfig, stored: Collection[str], names: TensorN
     return _has_module_of_head(config, stored, names, _LM_HEAD_OF_HEAD)
 
 
-def _has_module_of_head(config: ModelConfig, stored: Collection[str], names: TensorNames | None, module: str) -> bool:
+def count_mtp_modules(config: ModelConfig, stored: Collection[str], names: TensorNames | None = None) -> int:
+    """How many modules the MTP head has in files that have one; the arguments are those of `has_mtp_head`."""
+    if not (names or family_of(config.architecture).names).head_modules:
+        return 1
+    return next(
+        number
+        for number in itertools.count(1)
+        if not all(_has_module_of_head(config, stored, names, module, number) for module in _OF_HEAD)
+    )
+
+
+def _has_module_of_head(
+    config: ModelConfig, stored: Collection[str], names: TensorNames | None, module: str, number: int = 0
+) -> bool:
     files = _Files(names or family_of(config.architecture).names, None, shapes_of(config), {}, stored, {})
-    layer = f"layers.{config.num_hidden_layers}."
-    name = files.tensor(_Parameter("", (), layer, module, "", "", module), module)
-    return any(tensor.startswith(f"{name}.") for tensor in stored)
+    parameter = _Parameter("", (), f"layers.{config.num_hidden_layers + number}.", module, "", "", module)
+    whole = tuple(f"{files.tensor(parameter, other)}." for other in files.other_names(module, module))
+    return any(tensor.startswith(whole) for tensor in stored)
 
 
 # What an MTP head has besides a layer: files that lack any of it have what is left of a head.
@@ -288,12 +311,15 @@ class _Files:
             return mtp.get(module, f"{mtp['']}{module}")
         return f"{self.model}{parameter.layer.replace('layers', self.names.layers, 1)}{module}"
 
+    def other_names(self, pattern: str, module: str) -> tuple[str, ...]:
+        """What files may call a module; `pattern` is its key in `renamed`."""
+        others = self.names.renamed.get(pattern, module)
+        return (others,) if isinstance(others, str) else others
+
     def found(self, parameter: _Parameter, pattern: str, module: str) -> str:
         """The name of a module in the files, of those that it may have there: `pattern` is its key in `renamed`."""
-        others = self.names.renamed.get(pattern, module)
         candidates = [
-            self.tensor(parameter, other.format(parameter.expert))
-            for other in ((others,) if isinstance(others, str) else others)
+            self.tensor(parameter, other.format(parameter.expert)) for other in self.other_names(pattern, module)
         ]
         there = (tensor for tensor in candidates if self.own_name(tensor, parameter.kind) in self.stored)
         return next(there, None) or _likely_name(candidates, self.stored)
@@ -385,7 +411,7 @@ def _lm_head_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
     found = _outside(files, _parse(model, files.expected[tied], ()))
     assert found is not None
     source, shape = found
-    own = files.tensor(parameter, parameter.module) + parameter.kind
+    own = files.found(parameter, parameter.pattern, parameter.module) + parameter.kind
     if own in files.stored:
         source = Source(own, 0, shape[0])
     return replace(source, end=parameter.shape[0]), shape

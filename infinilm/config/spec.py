@@ -157,24 +157,34 @@ class MtpFormat:
         Outputs of an lm_head of its own, which are the first ids of the vocabulary. 0: it has that of the model.
     head : Eagle3Config or AssistantConfig, optional
         It is from a checkpoint of its own. The ids of an EAGLE-3 head's lm_head are its own.
+    num_modules : int
+        Modules that draft in turn, each a layer behind the last.
     """
 
     quantization: str | None = None
     lm_head_size: int = 0
     head: Eagle3Config | AssistantConfig | None = None
+    num_modules: int = 1
 
     @classmethod
     def beside(
-        cls, model: str | None, own: str | None, *, num_ids: int, is_cut: bool = False, has_lm_head: bool = False
+        cls,
+        model: str | None,
+        own: str | None,
+        *,
+        num_ids: int,
+        is_cut: bool = False,
+        has_lm_head: bool = False,
+        num_modules: int = 1,
     ) -> MtpFormat:
         """The format of a head of the quantization `own` beside a model of another.
 
         `num_ids`: those that it drafts. `is_cut`: they are not all of the vocabulary. `has_lm_head`: the checkpoint has
-        one for the head alone.
+        one for the head alone. `num_modules`: that it has.
         """
         # The lm_head of a quantised model is of 8 bits.
         has_fewer_bits = own == "int4" or (own is not None and model is None)
-        return cls(own or model, num_ids if has_lm_head or has_fewer_bits or is_cut else 0)
+        return cls(own or model, num_ids if has_lm_head or has_fewer_bits or is_cut else 0, num_modules=num_modules)
 
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
@@ -196,8 +206,8 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | None = None) -> ModelSpec:
     """Write the math of `config` for an engine of `max_model_len` tokens, which fix the rotary frequencies.
 
-    `mtp`: with the MTP head of the checkpoint, kept so, whose layer is as the last one of the model with attention.
-    Called by `ModelConfig.validate` after the checks of single fields, so that both accept the same.
+    `mtp`: with the MTP head of the checkpoint, kept so, whose layer is as the last one of the model with attention, or
+    with a window. Called by `ModelConfig.validate` after the checks of single fields, so that both accept the same.
 
     Raises
     ------
@@ -241,9 +251,10 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
             own_mlp = layer_mlp(config.intermediate_size, bias=mlp_bias)
             assert isinstance(beside, AttentionSpec)
             return LayerSpec(mixer, block=shared_block(config, layer, beside, own_mlp))
-        of_experts = has_experts[layer] and not (is_head and family.routing.dense_head)
+        is_plain = is_head and family.routing.dense_head
+        of_experts = has_experts[layer] and not is_plain
         has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not of_experts
-        make_mlp = clamped(layer_mlp, limits[layer][1])
+        make_mlp = clamped(layer_mlp, 0 if is_plain else limits[layer][1])
         return LayerSpec(
             mixer,
             make_mlp(shapes[layer].intermediate_size, bias=mlp_bias, gate_deviations=deviations[layer])
@@ -288,9 +299,11 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         mtp=None
         if mtp is None or mtp.head is not None
         else MtpSpec(
-            [layer_spec(_last_with_attention(state_layers(config)), is_head=True)],
+            [layer_spec(_layer_of_head(family, config, shapes), is_head=True) for _ in range(mtp.num_modules)],
             mtp.quantization or "none",
             mtp.lm_head_size,
+            num_modules=mtp.num_modules,
+            before_norm=family.head_before_norm,
         ),
     )
 
@@ -331,9 +344,11 @@ def _position_bias(family: Family, config: ModelFields, max_model_len: int) -> P
     return position_bias_spec(family.position_bias, config.num_attention_heads, longest)
 
 
-def _last_with_attention(has_state: Sequence[bool]) -> int:
-    """Return the last layer without a state; `has_state`: of each layer, or empty where none has."""
-    layers = [layer for layer, own in enumerate(has_state) if not own]
+def _layer_of_head(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...]) -> int:
+    """Return the layer that an MTP head is like."""
+    layers = [layer for layer, has_state in enumerate(state_layers(config)) if not has_state]
+    if family.windowed_head:
+        layers = [layer for layer in layers if shapes[layer].window] or layers
     if not layers:
         raise ConfigError("the MTP head of a model needs a layer with attention to be like")
     return layers[-1]

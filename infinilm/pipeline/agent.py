@@ -219,7 +219,7 @@ class _Agent:
             allowed = None
             if head["late_masks"] is not None:
                 allowed = arrays["allowed"] = np.zeros(head["late_masks"], np.int32)
-            batch = _core.Batch(**arrays, return_logits=head["return_logits"])
+            batch = _core.Batch(**arrays, return_logits=head["return_logits"], mtp_module=0)  # no drafts in pipelines
             self._steps[number] = self._engine.submit(batch, allowed is not None), allowed
             self._running.put(number)
         elif what == "weights":  # takes seconds, in which steps go on

@@ -230,7 +230,7 @@ def _plan(
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import drop_absent_head, open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-    from infinilm.checkpoint.sources import has_mtp_head, has_mtp_lm_head
+    from infinilm.checkpoint.sources import count_mtp_modules, has_mtp_head, has_mtp_lm_head
     from infinilm.config.json.model_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -296,15 +296,16 @@ def _plan(
             raise ConfigError(
                 f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such "
                 "heads are tensors named mtp.* (Qwen 3.5, Qwen3-Next), model.mtp_layers.* (MiMo) or model.mtp_block.* "
-                "(ERNIE 4.5), those of a layer behind the last (DeepSeek V3, GLM 4.5), or blk.N.nextn.* of a GGUF "
-                "file. Use 'lookup', or a draft model; the drafter of a Gemma 4 is a checkpoint of its own: pass "
+                "(ERNIE 4.5), those of layers behind the last (DeepSeek V3, GLM 4.5, Step 3.5), or blk.N.nextn.* of a "
+                "GGUF file. Use 'lookup', or a draft model; the drafter of a Gemma 4 is a checkpoint of its own: pass "
                 "{'method': 'mtp', 'model': ...}"
             )
         if packed:
             mtp = packed.resolve_mtp(drafting.quantization, drafting.vocab_size)
         has_own = checkpoint is not None and has_mtp_lm_head(config, checkpoint.tensors, checkpoint.names)
-        mtp = mtp or _head_format(
-            drafting, config.vocab_size, quantization, dtype=computed, on_cpu=on_cpu, has_lm_head=has_own
+        mtp = mtp or replace(
+            _head_format(drafting, config.vocab_size, quantization, dtype=computed, on_cpu=on_cpu, has_lm_head=has_own),
+            num_modules=1 if checkpoint is None else count_mtp_modules(config, checkpoint.tensors, checkpoint.names),
         )
     tower = plan_tower(
         path,

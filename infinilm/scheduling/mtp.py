@@ -14,6 +14,13 @@ not worth their time, since following takes as long as one more layer, and where
 reads their blocks later sees what these held before. Its drafts are worse, and its answer is the same, since steps
 verify drafts.
 
+A head may have several modules, each of which has learned to draft one token (`_follow_in_turn`). All of them follow
+all positions, prompts among them, one module behind the other: at position i the first reads token i + 1, and module m
+reads token i + 1 + m and what the module before has left there. So a whole draft comes of one position, and another
+token of it adds no round. At the newest positions later modules read tokens that are drafts, and where there are none
+these positions are left out. The hidden states there are gone once the right tokens are known, so the keys and values
+of these modules stay those of a draft that was wrong, or of nothing; drafts that see them are worse.
+
 A head whose layers read keys and values of the model has none that it could write. So it follows nothing, and reads
 only the position behind which a draft is wanted, at which all of the chain stays: no keys come with drafted tokens.
 """
@@ -22,7 +29,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -88,16 +96,28 @@ class _Followed:
     def last_of(self, drafting: npt.NDArray[np.bool_]) -> _Followed:
         """The last position of each of these chunks."""
         starts, ends = self.starts, self.ends
-        return self._chosen(drafting, ends - np.int32(1), ends, self.first_rows + ends - np.int32(1) - starts)
+        return self.chosen(drafting, ends - np.int32(1), ends, self.first_rows + ends - np.int32(1) - starts)
 
     def before_last_of(self, drafting: npt.NDArray[np.bool_]) -> _Followed:
         """All positions but the last one of each of these chunks."""
         ends = self.ends - drafting.astype(np.int32)
-        return self._chosen(ends > self.starts, self.starts, ends, self.first_rows)
+        return self.chosen(ends > self.starts, self.starts, ends, self.first_rows)
 
-    def _chosen(
+    def until(self, ends: Int32Array) -> _Followed:
+        """Up to these ends; chunks of which nothing is left are left out."""
+        ends = np.minimum(self.ends, ends)
+        return self.chosen(ends > self.starts, self.starts, ends, self.first_rows)
+
+    def in_own_rows(self) -> _Followed:
+        """The same positions, whose hidden states are those of a step over them alone."""
+        counts = self.ends - self.starts
+        first_rows = (counts.cumsum() - counts).astype(np.int32)
+        return replace(self, first_rows=first_rows)
+
+    def chosen(
         self, chosen: npt.NDArray[np.bool_], starts: Int32Array, ends: Int32Array, first_rows: Int32Array
     ) -> _Followed:
+        """Some of these chunks, with other starts, ends and first rows, which are given for all of them."""
         sequences = [self.sequences[i] for i in np.flatnonzero(chosen).tolist()]
         of = self.slots[chosen], starts[chosen], ends[chosen], first_rows[chosen]
         return _Followed(self.running, self.blocks, sequences, *of)
@@ -122,6 +142,8 @@ class MtpHead:
         [outputs of the head's lm_head]: their ids in the vocabulary of the model. None: they are the first ids of it.
     keeps_keys : bool
         Its layers have keys and values of their own. Otherwise they read those of layers of the model.
+    num_modules : int
+        Modules that draft in turn, a token each. One alone drafts any number of them.
     """
 
     def __init__(
@@ -131,11 +153,13 @@ class MtpHead:
         token_ids: Int32Array | None = None,
         *,
         keeps_keys: bool = True,
+        num_modules: int = 1,
     ) -> None:
         self._engine: MtpEngine | None = engine  # None: it has failed
-        self._num_tokens = num_tokens
+        self._num_tokens = num_tokens if num_modules == 1 else min(num_tokens, num_modules)
         self._token_ids = token_ids
         self._keeps_keys = keeps_keys
+        self.num_modules = num_modules
         self._followed: _Followed | None = None  # what is to be followed
         self._newest: list[Sequence] = []
         self._drafted: dict[int, tuple[Sequence, list[int]]] = {}  # by slot: whose draft, and its tokens
@@ -189,6 +213,8 @@ class MtpHead:
 
     def _follow(self, engine: MtpEngine, followed: _Followed, lengths: Mapping[int, int]) -> list[Round] | None:
         """`lengths`: by slot, tokens to be drafted, of sequences that have their newest token behind their chunk."""
+        if self.num_modules > 1:
+            return self._follow_in_turn(engine, followed, lengths)
         is_drafting = np.array([slot in lengths for slot in followed.slots.tolist()], np.bool_)
         follows_prompt = (followed.ends - followed.starts).max() > MAX_DRAFT_TOKENS + 1
         stored = followed.before_last_of(is_drafting)
@@ -209,17 +235,54 @@ class MtpHead:
         self._drafted = {slot: (by_slot[slot], draft) for slot, draft in drafts.items()}
         return None if follows_prompt else rounds
 
+    def _follow_in_turn(self, engine: MtpEngine, followed: _Followed, lengths: Mapping[int, int]) -> list[Round] | None:
+        """`_follow` of a head with several modules."""
+        follows_prompt = (followed.ends - followed.starts).max() > MAX_DRAFT_TOKENS + 1
+        drafts: dict[int, list[int]] = {}
+        for module in range(self.num_modules):
+            # Each module needs one token more behind a position than the one before. At the newest position that is
+            # the token that the module before has drafted, and where it has drafted none, that position is left out.
+            counts = [len(drafts.get(slot, ())) for slot in followed.slots.tolist()]
+            known = followed.running.num_tokens[followed.slots] + np.array(counts)
+            followed = followed.until((known - 1 - module).astype(np.int32))
+            if not followed.sequences:
+                break
+            is_drafting = np.array(
+                [lengths.get(slot, 0) > module == len(drafts.get(slot, ())) for slot in followed.slots.tolist()],
+                np.bool_,
+            )
+            drawn, _ = self._run_chunks(engine, followed, is_drafting, module, drafts)
+            for index, token_id in zip(np.flatnonzero(is_drafting).tolist(), drawn, strict=True):
+                if token_id >= 0:  # otherwise its logits were no distribution
+                    sequence = followed.sequences[index]
+                    drafts.setdefault(sequence.slot, []).append(token_id)
+                    self._drafted[sequence.slot] = (sequence, drafts[sequence.slot])
+            followed = followed.in_own_rows()
+        return None if follows_prompt else []
+
     def _run_chunks(
-        self, engine: MtpEngine, followed: _Followed, drafting: npt.NDArray[np.bool_]
+        self,
+        engine: MtpEngine,
+        followed: _Followed,
+        drafting: npt.NDArray[np.bool_],
+        module: int = 0,
+        drafts: Mapping[int, list[int]] = MappingProxyType({}),
     ) -> tuple[SequenceOf[int], Int32Array]:
-        """Follow these positions; returns tokens behind the last one of these chunks, and its row of hidden states."""
+        """Follow these positions; returns tokens behind the last one of these chunks, and its row of hidden states.
+
+        `drafts`: by slot, the tokens behind the newest one, of which the module reads some.
+        """
         layout = Layout.of_chunks(followed.slots, followed.starts, followed.ends - followed.starts)
         hidden_rows = layout.positions + np.repeat(followed.first_rows - layout.starts, layout.ends - layout.starts)
-        token_ids = followed.running.token_ids(layout.token_slots, layout.positions + 1)
+        token_ids = followed.running.token_ids(layout.token_slots, layout.positions + np.int32(1 + module))
+        for slot, draft in drafts.items():
+            begin = int(followed.running.num_tokens[slot]) - 1 - module  # the position behind which the draft begins
+            is_drafted = (layout.token_slots == slot) & (layout.positions >= begin)
+            token_ids[is_drafted] = np.array(draft, np.int32)[layout.positions[is_drafted] - begin]
         rows = layout.cu_seqlens_q[1:][drafting] - np.int32(1)
         positions = self._rope_positions(followed.running, layout, followed.sequences)
         of = hidden_rows.astype(np.int32), rows, positions
-        return self._run(engine, layout, followed.blocks, token_ids, *of), rows
+        return self._run(engine, layout, followed.blocks, token_ids, *of, module=module), rows
 
     def _chain(
         self,
@@ -282,6 +345,8 @@ class MtpHead:
         hidden_rows: Int32Array,
         rows: Int32Array,
         positions_on_axes: BatchArrays,
+        *,
+        module: int = 0,
     ) -> SequenceOf[int]:
         """Run a step of the head; returns the most probable token of each of `rows`, negative where there is none."""
         batch = _core.Batch(
@@ -290,6 +355,7 @@ class MtpHead:
             cu_seqlens_q=layout.cu_seqlens_q,
             context_lens=layout.ends,
             hidden_rows=hidden_rows,
+            mtp_module=module,
             logits_rows=rows,
             **positions_on_axes,
             **layout.cache_arrays(blocks),
@@ -314,10 +380,10 @@ class MtpDrafter:
     """
 
     name = "mtp"
-    num_at_once = 1  # the step that follows draws it
 
     def __init__(self, batch: MtpHead, sequence: Sequence) -> None:
         self.batch, self.sequence = batch, sequence
+        self.num_at_once = batch.num_modules  # the steps that follow draw them
 
     @property
     def num_offered(self) -> int:

@@ -95,7 +95,8 @@ class MtpSettings:
     Attributes
     ----------
     num_tokens : int
-        Tokens of a draft at most, 1 to 15.
+        Tokens of a draft at most, 1 to 15. A head of several modules, as Step 3.5 has it, drafts as many as it has of
+        these at most.
     quantization : str or None
         How linears of the head are stored, an lm_head of its own among them: as `quantization` of `LLM`, where None is
         that of the model. "auto": "int4", since no answer depends on what a draft loses by it, and None on GPUs that

@@ -1,9 +1,10 @@
 r"""How byte-level BPE tokenizers split a text before they merge: `tokenizer.ggml.pre`, which only names it.
 
 The expressions are those of the tokenizer.json, or of the code, of the models that the names stand for; of glm5,
-jina-v5-nano and joyai-llm they are those of llama.cpp (src/llama-vocab.cpp), which elsewhere says the same without the
-`\p{..}` classes that it lacks, and normalises nothing. Which model a name stands for is in its converter
-(conversion/base.py, get_vocab_base_pre). A name that is not here is refused: a guess would tokenise nearly right.
+jina-v5-nano, joyai-llm, falcon-h1, pixtral, kanana2 and mellum they are those of llama.cpp (src/llama-vocab.cpp), which
+elsewhere says the same without the `\p{..}` classes that it lacks, and normalises nothing. Which model a name stands
+for is in its converter (conversion/base.py, get_vocab_base_pre). A name that is not here is refused: a guess would
+tokenise nearly right.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "gpt-2": PreTokenizer((_GPT2,)),
         "phi-2": PreTokenizer((_GPT2,)),
         "a.x-4.0": PreTokenizer((_GPT2,)),
+        "mellum": PreTokenizer((_GPT2,)),
         "exaone4": PreTokenizer((_GPT2,)),
         "mpt": _GPT2_NFC,
         "olmo": _GPT2_NFC,  # OLMoE and StableLM 3B, whose tokenizer is that of GPT-NeoX
@@ -153,6 +155,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "midm-2.0": _LLAMA_BPE,
         "lfm2": _LLAMA_BPE,  # LFM2.5 8B writes the same expression in another way
         "jina-v5-nano": _LLAMA_BPE,  # EuroBERT
+        "falcon-h1": _LLAMA_BPE,
+        "pixtral": _LLAMA_BPE,  # tokenizer.json of Mistral's models; their own tokenizer, tekken, splits otherwise
         "jais-2": PreTokenizer((_JAIS2,)),
         "dbrx": _CL100K,  # OLMo 2 too
         "smaug-bpe": _CL100K,
@@ -172,6 +176,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "minicpm5": PreTokenizer((r"\p{N}{1,3}", _MINICPM5), ignore_merges=True),
         "gpt-4o": _O200K_WHOLE,
         "llama4": _O200K_WHOLE,
+        "kanana2": PreTokenizer((_O200K,)),
         "tiny_aya": _COHERE_O200K,
         "cohere2moe": _COHERE_O200K,  # North Mini Code
         "minimax-m2": PreTokenizer((_O200K,), "NFC"),

@@ -122,7 +122,10 @@ void bind_batch(nb::module_& m) {
                std::optional<Matrix<float>> given, std::optional<Vector<int32_t>> given_rows,
                std::optional<Matrix<float>> patches, std::optional<Matrix<int32_t>> position_rows,
                std::optional<Matrix<float>> position_weights, std::optional<Vector<int32_t>> two_way_seqs,
-               std::optional<Vector<int32_t>> window_lens, bool return_logits) {
+               std::optional<Vector<int32_t>> window_lens, bool return_logits, int mtp_module) {
+                if (mtp_module != 0 && !hidden_rows)
+                    throw RequestError(concat("mtp_module is ", mtp_module,
+                                              ", but this is no step of an MTP head: pass hidden_rows, too"));
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
                                  view(positions),
@@ -157,7 +160,8 @@ void bind_batch(nb::module_& m) {
                                  view(penalties),
                                  view(change_tokens),
                                  view(num_logprobs),
-                                 return_logits};
+                                 return_logits,
+                                 mtp_module};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -175,7 +179,7 @@ void bind_batch(nb::module_& m) {
             "given_rows"_a.noconvert().none() = nb::none(), "patches"_a.noconvert().none() = nb::none(),
             "position_rows"_a.noconvert().none() = nb::none(), "position_weights"_a.noconvert().none() = nb::none(),
             "two_way_seqs"_a.noconvert().none() = nb::none(), "window_lens"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false)
+            "return_logits"_a = false, "mtp_module"_a = 0)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -218,7 +222,8 @@ void bind_batch(nb::module_& m) {
                 return out;
             },
             nb::sig("def arrays(self) -> dict[str, Tensor]"), "Those that are there, in place, by name.")
-        .def_ro("return_logits", &Batch::return_logits);
+        .def_ro("return_logits", &Batch::return_logits)
+        .def_ro("mtp_module", &Batch::mtp_module, "With hidden_rows: the module of the MTP head that computes it.");
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
             "ids", [](const StepOutput& o) { return sampled_part(o, &Sampled::ids); },

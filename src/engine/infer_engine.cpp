@@ -645,7 +645,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     if (!batch.return_logits || !gives_output(rank)) output.logits = {};
     DeviceQueue* const queue = rank.backend->queue();
     rank.previous_ids = output.sampled ? Tensor(Sampled(output.sampled).ids, nullptr) : Tensor();
-    const bool leaves_hidden = is_draft && step.logits_rows.shape(0) == 0;  // see Decoder::draft
+    const bool leaves_hidden = is_draft && stores_alone(step, rank.params.spec());
     rank.num_hidden = leaves_hidden ? num_hidden : step.input_ids.shape(0);
     if (queue && !output.logits) {
         if (!is_draft) rank.cache.end_states(step);  // for the steps behind it in the stream, they are

@@ -54,6 +54,7 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             .samples = static_cast<bool>(batch.temperature),
             .masked = static_cast<bool>(batch.allowed),
             .drafts = static_cast<bool>(batch.hidden_rows),
+            .mtp_module = batch.mtp_module,
             .verifies = static_cast<bool>(batch.state_tokens),
             .replays = static_cast<bool>(batch.num_replayed),
             .changes = static_cast<bool>(batch.change_rows),

@@ -143,12 +143,20 @@ void check_given(const Batch& b, const ModelSpec& spec) {
 void check_draft(const Batch& b, const ModelSpec& spec) {
     if (!spec.mtp)
         throw RequestError("forward: hidden_rows: this model has no MTP head, which alone goes on from hidden states");
+    const int num_modules = spec.mtp->num_modules;
+    if (b.mtp_module < 0 || b.mtp_module >= num_modules)
+        throw RequestError(concat("forward: mtp_module is ", b.mtp_module, "; the MTP head of this model has ",
+                                  num_modules, num_modules == 1 ? " module" : " modules", ", which count from 0"));
     if (b.num_hidden == 0)
         throw RequestError("forward: hidden_rows: there is no step before this one, or it failed; run the model first");
     Check check("forward");
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
     check.tensor("hidden_rows", b.hidden_rows, {"num_tokens"}, DType::int32);
     check_rows(check, "hidden_rows", b.hidden_rows, b.num_hidden);
+}
+
+bool stores_alone(const Batch& b, const ModelSpec& spec) {
+    return b.logits_rows.shape(0) == 0 && b.mtp_module + 1 == spec.mtp->num_modules;
 }
 
 void check_values(Batch& b, const ModelSpec& spec, const KvCache& kept, const BlockTable& table) {

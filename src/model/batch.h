@@ -67,6 +67,7 @@ struct Batch {
     // it samples, before changes and masks; at most max_candidates, -1: none. See LogProbsParams.
     Tensor num_logprobs;
     bool return_logits = false;  // as they were before changes and masks
+    int mtp_module = 0;          // with hidden_rows: which module of the MTP head computes it
     // Set by stage() for models whose embedding is a sum, [num_tokens] int32: see EmbeddingSum.
     Tensor sum_rows = {};
     // Set by stage() for models whose tokens choose the keys that they read, where each token is a sequence of its own:
@@ -145,6 +146,9 @@ void check_groups(const Batch& batch, const KvCacheSpec& cache);
 void check_given(const Batch& batch, const ModelSpec& spec);
 // Checks a step of the MTP head. RequestError: the model has none, or hidden_rows are no rows of the step before.
 void check_draft(const Batch& batch, const ModelSpec& spec);
+// Whether a step of the MTP head stores keys and values and does no more: it wants no logits, and no module comes
+// behind this one. Then the hidden states stay those of the step before.
+bool stores_alone(const Batch& batch, const ModelSpec& spec);
 // Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
 // that others run would let them wait. All ranks find the same. table: of the rank; what it has was checked before.
 void check_values(Batch& batch, const ModelSpec& spec, const KvCache& cache, const BlockTable& table);

@@ -64,7 +64,10 @@ std::vector<TensorView> Decoder::make_ropes(const Batch& batch) {
 TensorView Decoder::norm_behind(int layer) const {
     const size_t next = static_cast<size_t>(layer) + 1;
     if (layer + 1 == spec_.num_layers) return model_.norm.prepared;
-    if (next == model_.layers.size()) return model_.mtp->norm.prepared;
+    if (layer >= spec_.num_layers) {
+        const int of_head = layer + 1 - spec_.num_layers, per_module = spec_.mtp->layers_of_module();
+        if (of_head % per_module == 0) return model_.mtp[static_cast<size_t>(of_head / per_module - 1)].norm.prepared;
+    }
     return model_.layers[next].sublayers.front().norm_ahead();
 }
 
@@ -202,15 +205,15 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     else
         model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
     const Tensor merged = model_.tower ? model_.tower->result(s) : Tensor();
-    const bool has_head = model_.mtp && spec_.is_last_stage();
+    const MtpHead* const head = spec_.is_last_stage() && !model_.mtp.empty() ? &model_.mtp.front() : nullptr;
     for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) {
-        if (has_head) model_.mtp->read(s, model_.norm);
+        if (head) head->read(s, model_.norm);
         run_layer(s);
         if (model_.tower) model_.tower->merge_level(s, merged);
         if (batch.given_table && s.layer + 1 < spec_.given_levels)
             add_given(s, s.layer + 1, &model_.stream, norm_behind(s.layer));
     }
-    if (has_head) model_.mtp->read(s, model_.norm);
+    if (head) head->read(s, model_.norm);
     if (model_.altup) model_.altup->join(s);
     s.layer = -1;
     if (!spec_.is_last_stage()) return {};
@@ -223,18 +226,20 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
 
 Tensor Decoder::draft(const Batch& batch, const KvCache& cache) {
     const NoTap tap;
-    Step<NoTap> s = make_step(batch, cache, tap, model_.mtp->stream);
-    model_.mtp->begin(s, model_.embed_tokens);
+    const MtpHead& head = model_.mtp[static_cast<size_t>(batch.mtp_module)];
+    Step<NoTap> s = make_step(batch, cache, tap, head.stream);
+    head.begin(s, model_.embed_tokens);
     const std::vector<TensorView> ropes = make_ropes(batch);
     s.ropes = ropes;
-    const LayerRange layers{spec_.num_layers, spec_.own_layers_and_head().end};
-    model_.mtp->stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
-    const bool drafts = batch.logits_rows.shape(0) > 0;
+    const int per_module = spec_.mtp->layers_of_module(), begin = spec_.num_layers + batch.mtp_module * per_module;
+    const LayerRange layers{begin, begin + per_module};
+    head.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
+    const bool keeps_hidden = !stores_alone(batch, spec_);
     for (s.layer = layers.begin; s.layer < layers.end; ++s.layer)
-        if (drafts || s.layer + 1 < layers.end || !store_keys(s)) run_layer(s);
-    if (!drafts) return {};  // and the hidden states of the step before are there for the next step
-    model_.mtp->keep(s);
-    return compute_logits(s, model_.end_of_draft());
+        if (keeps_hidden || s.layer + 1 < layers.end || !store_keys(s)) run_layer(s);
+    if (!keeps_hidden) return {};  // and the hidden states of the step before are there for the next step
+    head.keep(s);
+    return compute_logits(s, model_.end_of_draft(batch.mtp_module));
 }
 
 // Only the rows whose logits are wanted go through the final norm and the vocabulary.
@@ -274,7 +279,7 @@ Tensor Decoder::hidden_states(const TensorView& last, const VectorWeights& final
 Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
     if (!spec_.is_last_stage() || !spec_.lm_head) return {};
     begin_mlp(batch, spec_.num_layers);
-    return logits_.sample(batch, batch.hidden_rows ? model_.end_of_draft() : model_.end(), logits);
+    return logits_.sample(batch, batch.hidden_rows ? model_.end_of_draft(batch.mtp_module) : model_.end(), logits);
 }
 
 template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);

@@ -28,8 +28,7 @@ public:
     template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // A step of the MTP head, which goes on from the hidden states of the step before: see Batch::hidden_rows. The
-    // logits of the rows that are wanted, as forward() gives them. If none are, its keys and values are stored and no
-    // more, and the hidden states stay those of the step before.
+    // logits of the rows that are wanted, as forward() gives them. See stores_alone() for a step that wants none.
     Tensor draft(const Batch& batch, const KvCache& cache);
     // Samples from the logits that forward() or draft() gave for this batch; batch.allowed, if there, is on the device
     // now. StepAborted: the step was aborted; sampling is the last piece of it that an abort may leave out.

@@ -154,7 +154,8 @@ Model::Model(const ModelSpec& spec)
     if (spec.tower) tower.emplace(spec, buffers);
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, layers, buffers));
     if (spec.mtp) {
-        mtp.emplace(spec, buffers);
+        mtp.reserve(static_cast<size_t>(spec.mtp->num_modules));  // the table of parameters points into them
+        for (int i = 0; i < spec.mtp->num_modules; ++i) mtp.emplace_back(spec, buffers);
         const ModelSpec around = spec.around(spec.num_layers);
         for (size_t i = 0; i < spec.mtp->layers.size(); ++i)  // those of other stages, too, so that all have one table
             layers.push_back(make_layer(around, spec.num_layers + static_cast<int>(i), layers, buffers));
@@ -186,7 +187,7 @@ void Model::declare(ParamTable& table) {
     for (size_t i = 0; i < layers.size(); ++i) {
         Layer& layer = layers[i];
         table.begin_layer(static_cast<int>(i));
-        const int64_t width = i < model.layers.size() ? hidden : mtp->last.columns;
+        const int64_t width = i < model.layers.size() ? hidden : mtp.front().last.columns;
         const auto norm = [&](VectorWeights& weights, Site site, float multiplier = 1) {
             table.norm(weights, concat(table.prefix(), site.name), width, {}, multiplier);
         };
@@ -202,8 +203,11 @@ void Model::declare(ParamTable& table) {
                              layer.scale = *widened(backend, scalar.loaded).as<const float>();
                              return Tensor();  // the host reads it
                          });
+        const size_t of_head = i + 1 - std::min(i + 1, model.layers.size());
+        const size_t per_module = model.mtp ? static_cast<size_t>(model.mtp->layers_of_module()) : 1;
+        if (of_head > 0 && of_head % per_module == 0)
+            mtp[of_head / per_module - 1].declare(table);  // in its last layer
     }
-    if (mtp) mtp->declare(table);  // in the last of these layers, which are its
     table.begin_layer(-1);
     if (!model.tower || model.tower->norm)
         table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);  // lm_head is linear
@@ -263,9 +267,10 @@ std::vector<ModelSite> Model::sites() const {
     return out;
 }
 
-LmHead Model::end_of_draft() const {
-    return {mtp->norm, spec.mtp->lm_head_size > 0 ? mtp->lm_head : lm_head, spec.num_logits(true), mtp->stream,
-            mtp->last};
+LmHead Model::end_of_draft(int module) const {
+    const MtpHead& head = mtp[static_cast<size_t>(module)];
+    return {head.norm, spec.mtp->lm_head_size > 0 ? head.lm_head : lm_head, spec.num_logits(true), head.stream,
+            head.last};
 }
 
 LoraPlan Model::lora_plan(int64_t most_rank) const {
@@ -286,7 +291,7 @@ std::vector<LinearCall> Model::calls() const {
             const auto own = std::visit([](const auto& body) { return body.calls(); }, sublayer.body);
             calls.insert(calls.end(), own.begin(), own.end());
         }
-    if (mtp) std::ranges::copy(mtp->calls(), std::back_inserter(calls));
+    for (const MtpHead& head : mtp) std::ranges::copy(head.calls(), std::back_inserter(calls));
     if (tower) std::ranges::copy(tower->calls(), std::back_inserter(calls));
     return calls;
 }

@@ -85,8 +85,8 @@ public:
     std::vector<ModelSite> sites() const;   // where hooks may look
     LoraPlan lora_plan(int64_t most_rank) const;
     LmHead end() const { return {norm, lm_head, spec.vocab_size, stream, last}; }
-    LmHead end_of_draft() const;
-    const Stream& stream_of(int layer) const { return layer < spec.num_layers ? stream : mtp->stream; }
+    LmHead end_of_draft(int module) const;
+    const Stream& stream_of(int layer) const { return layer < spec.num_layers ? stream : mtp.front().stream; }
 
     ModelSpec spec;
     BufferPlan buffers;
@@ -96,7 +96,7 @@ public:
     Buffer joined;                // see SharedBlockUse, in models with such blocks
     std::vector<Buffer> cos_sin;  // of each rope: [num_tokens, rotary_dim] float32
     std::vector<Layer> layers;    // [num_layers], and those of the MTP head
-    std::optional<MtpHead> mtp;
+    std::vector<MtpHead> mtp;     // its modules; none: the model has no head
     std::optional<OwnVectors> own_vectors;
     std::optional<AltUp> altup;
     std::optional<EmbeddingSum> embedding_sum;

@@ -16,6 +16,7 @@ MtpHead::MtpHead(const ModelSpec& spec, BufferPlan& plan)
       embedding_multiplier_(spec.embedding_multiplier),
       taps_(spec.mtp->taps),
       norm_before_residual_(spec.mtp->norm_before_residual),
+      before_norm_(spec.mtp->before_norm),
       hidden_(plan.add({.name = "mtp_hidden", .columns = hidden_size_})),
       joined_(joined(spec, plan)),
       fc_(taps_.size()) {}
@@ -89,7 +90,7 @@ void MtpHead::begin(const Step<NoTap>& s, const LinearWeights& embed_tokens) con
 template <class Tap>
 void MtpHead::read(const Step<Tap>& s, const VectorWeights& norm) const {
     const TensorView hidden = s.view(hidden_);
-    if (taps_.empty() && s.layer == num_layers_) keep_normed(s.backend, s.x, norm, hidden);
+    if (taps_.empty() && s.layer == num_layers_) keep_stream(s.backend, s.x, norm, hidden);
     for (size_t i = 0; i < taps_.size(); ++i)
         if (taps_[i] == s.layer) s.linear(fc_[i], s.x, hidden, {}, i > 0 ? hidden : TensorView());
 }
@@ -99,7 +100,7 @@ void MtpHead::keep(const Step<NoTap>& s) const {
         keep_normed(s.backend, s.x, norm, s.normed);
         s.linear(post_projection_, s.normed, s.view(hidden_));
     } else if (taps_.empty())
-        keep_normed(s.backend, s.x, norm, s.view(hidden_));
+        keep_stream(s.backend, s.x, norm, s.view(hidden_));
     else
         s.backend.copy(s.x, s.view(hidden_));
 }
@@ -107,6 +108,14 @@ void MtpHead::keep(const Step<NoTap>& s) const {
 void MtpHead::keep_normed(Backend& backend, const TensorView& x, const VectorWeights& norm,
                           const TensorView& hidden) const {
     ops::rms_norm(backend, {.x = x, .weight = norm.prepared, .out = hidden, .eps = eps_});
+}
+
+void MtpHead::keep_stream(Backend& backend, const TensorView& x, const VectorWeights& norm,
+                          const TensorView& hidden) const {
+    if (before_norm_)
+        backend.copy(x, hidden);
+    else
+        keep_normed(backend, x, norm, hidden);
 }
 
 template void MtpHead::read(const Step<NoTap>&, const VectorWeights&) const;

@@ -10,6 +10,11 @@
 // side by side, and the residual stream of the head begins with it. Its attention reads what is joined, and a chain
 // takes the residual stream that the head leaves (Li et al., arXiv:2503.01840; vLLM's llama_eagle3.py).
 //
+// A head may be several modules that draft in turn, a token each: module m reads, at position i, what module m - 1 has
+// left there and the embedding of token i + 1 + m, and says what token i + 2 + m may be. That of Step 3.5 reads
+// residual streams, of the model and of the module before, which no norm has changed (step3p5_mtp.py of SGLang and of
+// vLLM).
+//
 // A drafter such as Gemma 4's has layers of a width of its own. The embedding and the hidden state are projected to it
 // as they are, and what the last norm leaves is projected back for a chain (modeling_gemma4_assistant.py of
 // transformers). Its layers read keys and values of the model, so it need not see the text itself: a chain stays at one
@@ -23,7 +28,7 @@
 
 namespace infinilm {
 
-class MtpHead {
+class MtpHead {  // one module of it
 public:
     MtpHead(const ModelSpec& spec, BufferPlan& plan);
     static Buffer joined(const ModelSpec& spec, BufferPlan& plan);  // [num_tokens, 2 * hidden_size]
@@ -32,7 +37,7 @@ public:
     // What the layer begins with: s.x of the hidden states that Batch::hidden_rows names. table: of the model.
     void begin(const Step<NoTap>& s, const LinearWeights& embed_tokens) const;
     // Takes from the residual stream of the model, at the beginning of s.layer or behind the last, what the next step
-    // of the head reads of it: of all tokens. norm: behind the last layer.
+    // of the head reads of it: of all tokens, and by the first module. norm: behind the last layer.
     template <class Tap>
     void read(const Step<Tap>& s, const VectorWeights& norm) const;
     void keep(const Step<NoTap>& s) const;  // the same of the head itself, behind its layers
@@ -44,6 +49,7 @@ public:
 
 private:
     void keep_normed(Backend& backend, const TensorView& x, const VectorWeights& norm, const TensorView& hidden) const;
+    void keep_stream(Backend& backend, const TensorView& x, const VectorWeights& norm, const TensorView& hidden) const;
 
     const int64_t hidden_size_, vocab_size_;
     const int64_t width_;      // of its layers
@@ -51,7 +57,7 @@ private:
     const int num_layers_;
     const float eps_, embedding_multiplier_;
     const std::vector<int> taps_;
-    const bool norm_before_residual_;
+    const bool norm_before_residual_, before_norm_;
     Buffer hidden_;  // [num_tokens, hidden_size], from step to step
     Buffer joined_;  // [num_tokens, 2 * hidden_size], or where it is projected [2 * num_tokens, hidden_size]
     VectorWeights enorm_, hnorm_;       // [hidden_size]: of the embedding and of the hidden state

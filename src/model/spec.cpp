@@ -234,6 +234,12 @@ void validate(const ModelSpec& spec) {
                                                                         own.owner < spec.num_layers;
                                                              }),
             "layers of an MTP head need attention with keys and values of their own, or of layers of the model");
+        const int num_modules = spec.mtp->num_modules;
+        require_spec(num_modules >= 1 && std::ssize(spec.mtp->layers) % num_modules == 0 &&
+                         ((num_modules == 1 && !spec.mtp->before_norm) || (width == 0 && !spec.mtp->is_eagle3())),
+                     "modules of an MTP head that draft in turn, or read what no norm has changed, have an equal part "
+                     "of its layers each, the width of the model and no taps, got ",
+                     num_modules, " with ", spec.mtp->layers.size(), " layers");
         require_spec(width >= 0 && (width == 0 || (spec.mtp->lm_head_size > 0 && !spec.mtp->is_eagle3())),
                      "an MTP head of another width than the model needs an lm_head of its own, and has no taps");
         require_spec(spec.mtp->lm_head_size >= 0 && spec.mtp->lm_head_size <= spec.vocab_size,

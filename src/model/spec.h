@@ -151,8 +151,12 @@ struct MtpSpec {
     std::vector<int> taps;              // in ascending order
     bool norm_before_residual = false;  // with taps: what it reads is normed before it becomes its residual stream
     int hidden_size = 0;                // of its layers; 0: that of the model, without projections
+    // Modules that draft in turn, each of which has its part of the layers and all that a head has besides.
+    int num_modules = 1;
+    bool before_norm = false;  // what it reads of the model, and what a module leaves to the next, is not normed
 
     bool is_eagle3() const { return !taps.empty(); }
+    int layers_of_module() const { return static_cast<int>(layers.size()) / num_modules; }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -167,6 +171,11 @@ struct MtpSpec {
           "With taps: what it reads is normed before it becomes its residual stream.");
         f("hidden_size", &MtpSpec::hidden_size,
           "Of its layers, between projections from and to that of the model; 0: it is that of the model.");
+        f("num_modules", &MtpSpec::num_modules,
+          "Modules that draft in turn: each has an equal part of the layers, and reads what the one before has left.");
+        f("before_norm", &MtpSpec::before_norm,
+          "It reads hidden states that no norm has changed, of the model and of itself; else those behind the last "
+          "norm.");
     }
 };
 

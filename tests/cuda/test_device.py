@@ -329,6 +329,7 @@ def test_drafts(simulate: Run, models: str, name: str) -> None:
         ("assistant", "bfloat16"),
         ("qwen3-5-full", "bfloat16"),
         ("glm4-moe", "float16"),
+        ("step-3p7", "bfloat16"),
     ],
 )
 def test_drafts_of_mtp_heads(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from goldens import GOLDENS, config_of, golden
+from goldens import GOLDENS, config_of, golden, write_weights
 from quantised_files.conversion import resized
 from speculation.drafters import counts
-from speculation.heads import make_assistant, make_eagle3, make_with_head
+from speculation.heads import NUM_MODULES, make_assistant, make_eagle3, make_with_head, weights_with_head
 from speculation.test_mtp import Recorder
 
 from gguf_files.block_formulas import dequantise
@@ -143,13 +143,45 @@ def test_drafters_beside_a_file(method: str, name: str, tmp_path: Path) -> None:
     assert drafted > 10 and (method != "draft_model" or accepted == drafted)  # the model itself is always right
 
 
-def head_weights(path: Path) -> dict[str, np.ndarray]:
+def head_weights(path: Path, form: MtpFormat = MtpFormat()) -> dict[str, np.ndarray]:  # noqa: B008
     """Return the weights of the model's last norm and of its MTP head."""
     config = AutoConfig.from_pretrained(path)
-    model = ReferenceModel(config, max_model_len=32, mtp=MtpFormat())
+    model = ReferenceModel(config, max_model_len=32, mtp=form)
     model.load_weights(path)
-    ours = (f"model.layers.{config.num_hidden_layers}.", "model.norm")
+    layers = range(config.num_hidden_layers, config.num_hidden_layers + form.num_modules)
+    ours = (*(f"model.layers.{layer}." for layer in layers), "model.norm")
     return {parameter: np.asarray(v) for parameter, v in model.weights.items() if parameter.startswith(ours)}
+
+
+def test_an_mtp_head_of_several_modules(tmp_path: Path) -> None:
+    """Each is a layer behind the last, with an lm_head of its own. The lists of all layers go on behind the last."""
+    pytest.importorskip("gguf")
+    name, source = "step-3p7", tmp_path / "source"
+    rules, count = OTHER_FAMILIES[name], NUM_MODULES[name]
+    lists = {key: As(v.type, [*v.value, *v.value[1:2] * count]) for key, v in rules.keys.items() if isinstance(v, As)}
+    rules = replace(rules, keys=rules.keys | lists | {"nextn_predict_layers": count})
+    config = make_with_head(source, name) / "config.json"
+    config.write_text(json.dumps(known_config(source, rules)))
+    renamed = {
+        ".transformer.shared_head.norm": ".shared_head.norm",
+        ".transformer.shared_head.output": ".shared_head.head",
+    }
+    weights = weights_with_head(name)
+    for published, converted in renamed.items():  # by the converter
+        weights = {tensor.replace(published, converted): values for tensor, values in weights.items()}
+    write_weights(source, weights, "float32")
+    path = convert_family(source, rules).write(tmp_path / "model.gguf")
+    form = MtpFormat(lm_head_size=160, num_modules=count)
+    expected, found = head_weights(source, form), head_weights(path, form)
+    assert len(expected) > 10 * count and found.keys() == expected.keys()
+    for parameter, values in found.items():
+        np.testing.assert_allclose(values, expected[parameter], rtol=1e-6, atol=1e-6, err_msg=parameter)
+    answers = []
+    for speculation in ("off", {"method": "mtp", "adaptive": False}):
+        with LLM(path, max_model_len=48, speculation=speculation, use_tqdm=False) as llm:
+            answers.append(llm.generate([IDS], temperature=0, max_tokens=12, ignore_eos=True)[0].outputs[0].token_ids)
+            assert (llm.metrics().num_draft_tokens > 20) == (speculation != "off")
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-next"])

@@ -205,16 +205,6 @@ PUBLISHED: dict[str, tuple[list[pre_tokenizers.PreTokenizer], str | None, bool]]
         None,
         True,
     ),
-    "cohere2moe": (
-        split(
-            r"\d{1,3}(?=(?:\d{3})*\b)",
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-            r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
-        None,
-        False,
-    ),
     "exaone-moe": (
         split(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}|"
@@ -248,6 +238,21 @@ PUBLISHED: dict[str, tuple[list[pre_tokenizers.PreTokenizer], str | None, bool]]
         None,
         False,
     ),
+}
+
+
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PUBLISHED |= {
+    "cohere2moe": (split(r"\d{1,3}(?=(?:\d{3})*\b)", O200K), None, False),
+    # As llama.cpp splits them (src/llama-vocab.cpp), where the files of these models are not known here.
+    "falcon-h1": PUBLISHED["llama-bpe"],
+    "pixtral": PUBLISHED["llama-bpe"],
+    "kanana2": (split(O200K), None, False),
+    "mellum": ([byte_level(use_regex=True)], None, False),
 }
 
 

@@ -377,9 +377,9 @@ def test_layers_behind_the_last_are_not_read(tmp_path, caplog):
         logits(tmp_path / "qwen3")
 
 
-@pytest.mark.parametrize("name", ["step-3p7", "cohere2-moe"])
-def test_a_head_of_other_math_is_not_read(name, tmp_path, caplog):
+def test_a_head_of_other_math_is_not_read(tmp_path, caplog):
     """Whatever its shape, and though it is there in whole: nothing drafts by it, and to ask for that is an error."""
+    name = "cohere2-moe"
     folder = shutil.copytree(golden(name), tmp_path / name)
     tensors = load_bits(folder / "model.safetensors")
     head = {f"model.layers.4.{part}.weight": np.zeros(3, np.float32) for part in ("enorm", "hnorm", "eh_proj")}

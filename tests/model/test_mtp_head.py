@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from reference.checkpoint import read_checkpoint
-from speculation.heads import HEADS, entry_with_head, make_with_head
+from speculation.heads import HEADS, NUM_MODULES, entry_with_head, make_with_head
 
 from infinilm import _core
 from infinilm.checkpoint import load_weights, open_checkpoint
@@ -52,7 +52,9 @@ class Heads:
         self.reference = ReferenceModel(self.config, dtype="float64", max_model_len=96, mtp=form)
         self.reference.load_weights(folder)
 
-    def run(self, ids: Any, start: int, hidden_rows: Any = None, rows: Any = None) -> NDArray[np.float32]:
+    def run(
+        self, ids: Any, start: int, hidden_rows: Any = None, rows: Any = None, module: int = 0
+    ) -> NDArray[np.float32]:
         """Logits of a step of the model, or of the head, of one sequence: [rows, outputs of the lm_head]."""
         count = len(ids)
         positions = np.arange(start, start + count, dtype=np.int32)
@@ -68,6 +70,7 @@ class Heads:
             context_lens=np.array([start + count], np.int32),
             logits_rows=np.arange(count, dtype=np.int32) if rows is None else np.asarray(rows, np.int32),
             hidden_rows=None if hidden_rows is None else np.asarray(hidden_rows, np.int32),
+            mtp_module=module,
             return_logits=True,
             **states,
         )
@@ -93,14 +96,15 @@ class Heads:
         return [int(token_id) for token_id in drawn.numpy()]
 
     def hidden(self) -> NDArray[np.float64]:
-        """The output of the model's final norm for all ids but the last, in float64: [n - 1, hidden_size]."""
+        """What the head reads of the model for all ids but the last, in float64: [n - 1, hidden_size]."""
         seen: dict[str, NDArray[np.float64]] = {}
 
         def tap(name: str, layer: int, activation: NDArray[np.float64]) -> None:
             seen[name] = activation
 
         self.reference.forward(self.ids[:-1], tap=tap)
-        return seen["final_norm"]
+        assert self.spec.mtp is not None
+        return seen[f"layer{self.spec.num_layers - 1}_residual" if self.spec.mtp.before_norm else "final_norm"]
 
 
 @pytest.fixture(scope="module", params=HEADS)
@@ -176,6 +180,55 @@ def test_inputs_that_files_have_in_the_other_order(tmp_path: Path) -> None:
     loaded = reference.weights[f"model.layers.{config.num_hidden_layers}.eh_proj.weight"]
     hidden, embedding = np.split(stored, 2, axis=1)
     np.testing.assert_array_equal(loaded, np.concatenate((embedding, hidden), axis=1))
+
+
+# ---- modules in turn ----
+
+
+@pytest.fixture(scope="module", params=NUM_MODULES)
+def modules(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    folder = tmp_path_factory.mktemp("modules") / request.param
+    size = AutoConfig.from_pretrained(make_with_head(folder, request.param)).vocab_size
+    return Heads(folder, request.param, MtpFormat(lm_head_size=size, num_modules=NUM_MODULES[request.param]))
+
+
+def test_each_module_reads_what_the_one_before_has_left(modules: Heads) -> None:
+    """From the residual stream of the model on, with tokens one further, and keys, values and weights of its own."""
+    hidden, num_modules = modules.hidden(), modules.spec.mtp.num_modules
+    modules.run(modules.ids[:-1], 0)
+    rows = np.arange(len(modules.ids) - 1)
+    for module in range(num_modules):
+        ids, rows = modules.ids[1 + module :], rows[: len(modules.ids) - 1 - module]
+        expected, hidden = modules.reference.draft(ids, hidden[: len(ids)], module=module)
+        assert_close(modules.run(ids, 0, rows, module=module), expected)
+
+
+@given(cuts=st.lists(st.integers(1, 38), max_size=4, unique=True))
+def test_modules_in_pieces_give_the_same_bits(modules: Heads, cuts: list[int]) -> None:
+    """Each piece goes through all of them; steps without rows leave hidden states to the next module, too."""
+    most = modules.spec.mtp.num_modules - 1
+    n = len(modules.ids) - 1 - most
+    modules.run(modules.ids[:n], 0)
+    for module in range(most):
+        modules.run(modules.ids[1 + module : 1 + module + n], 0, np.arange(n), [], module)
+    drafted = modules.run(modules.ids[1 + most :], 0, np.arange(n), module=most)
+    ends = [*sorted(cut for cut in cuts if cut < n), n]
+    for begin, end in zip([0, *ends], ends, strict=False):
+        modules.run(modules.ids[begin:end], begin)
+        for module in range(most):
+            ids = modules.ids[begin + 1 + module : end + 1 + module]
+            modules.run(ids, begin, np.arange(end - begin), [0][: begin % 2], module)
+        got = modules.run(modules.ids[begin + 1 + most : end + 1 + most], begin, np.arange(end - begin), module=most)
+        np.testing.assert_array_equal(got, drafted[begin:end])
+
+
+def test_modules_that_are_not_there(modules: Heads) -> None:
+    num_modules = modules.spec.mtp.num_modules
+    modules.run(modules.ids[:3], 0)
+    with pytest.raises(RequestError, match=f"mtp_module is {num_modules}; .* has {num_modules} modules"):
+        modules.run(modules.ids[1:3], 0, [0, 1], module=num_modules)
+    with pytest.raises(RequestError, match="mtp_module is 1, but this is no step of an MTP head: pass hidden_rows"):
+        modules.run(modules.ids[:3], 0, module=1)
 
 
 # ---- weights of its own ----

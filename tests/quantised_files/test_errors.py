@@ -40,6 +40,7 @@ from quantised_files.writers import (
     modelopt_fp4,
     save,
     torchao,
+    torchao_tiles,
 )
 
 CT = ct_packed(4, 32).config
@@ -93,7 +94,7 @@ BAD_CONFIGS = [
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: expected two integers above 0"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo: expected 'FP8' or .*; got 'W4A8_AWQ'"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected 'e4m3'"),
-    (changed(HQQ, *HQQ_WEIGHTS, "axis", value=0), r"axis: expected 1: groups of inputs .*quantization='int4'\); got 0"),
+    (changed(HQQ, *HQQ_WEIGHTS, "axis", value=2), "axis: expected 1 or 0; got 2"),
     (changed(HQQ, *HQQ_WEIGHTS, "nbits", value=5), "nbits: expected 4 or 8 or 3 or 2 or 1; got 5"),
     (changed(HQQ, *HQQ_WEIGHTS, "group_size", value=None), "group_size: expected an integer above 0; got None"),
     (changed(HQQ, *HQQ_WEIGHTS, "view_as_float", value=True), "view_as_float: expected False; got True"),
@@ -101,8 +102,8 @@ BAD_CONFIGS = [
     (changed(HQQ, "quant_config", "zero_quant_params", value={"nbits": 8}), "zero_quant_params: expected null"),
     (changed(AO, *AO_DEFAULT, "_type", value="UIntXWeightOnlyConfig"), "_type: expected 'Float8WeightOnlyConfig' or"),
     (
-        changed(AO, *AO_DEFAULT, "_data", "int4_packing_format", value="tile_packed_to_4d"),
-        "int4_packing_format: expected 'plain' or .*quantization='int4'; got 'tile_packed_to_4d'",
+        changed(AO, *AO_DEFAULT, "_data", "int4_packing_format", value="preshuffled"),
+        "int4_packing_format: expected 'plain' or 'tile_packed_to_4d'.*quantization='int4'.*; got 'preshuffled'",
     ),
     (changed(AO, *AO_DEFAULT, "_data", "group_size", value=0), "group_size: expected an integer above 0; got 0"),
     (AO | {"quant_type": "int4_weight_only"}, "quant_type must be an object; got 'int4_weight_only'"),
@@ -217,6 +218,14 @@ BAD_TENSORS = [
         ("F32", np.ones((64, 1), np.float32)),
         r"shape \[64, 1\]; expected \[64, 2\]",
     ),
+    (torchao_tiles(64), ".weight", None, "the metadata of the file do not say its shape, and it is padded"),
+    (torchao_tiles(64), ".weight", ("metadata", '{"_data": {"shape": [64, "128"]}}'), "do not say its shape"),
+    (
+        torchao_tiles(64),
+        "._weight_scale_and_zero",
+        ("BF16", np.ones((2, 64, 2), np.uint16)),
+        r"shape \[2, 64, 2\]; expected \[16, 64, 2\] for a weight of \[64, 128\]",
+    ),
     (hqq(4, 64), ".scale", None, "'a.b', which is hqq int4 g64 asymmetric, lacks a.b.scale"),
     (hqq(4, 64), ".axis", ("I32", np.array(0, np.int32)), r"axis: expected 1, as quantization_config says, got \[0\]"),
     (
@@ -227,6 +236,8 @@ BAD_TENSORS = [
     ),
     (hqq(4, 64), ".shape", ("I64", np.array([64, -1])), r"shape: expected outputs and inputs, got \[64, -1\]"),
     (hqq(4, 64), ".shape", ("I64", np.array([128, 96])), "groups of 64 weights that go on from one output to the next"),
+    (hqq(4, 64, axis=0), ".shape", ("I64", np.array([63, 3])), r"a weight of \[63, 3\] is not made of groups of 64"),
+    (hqq(4, 64, axis=0), ".zero", ("F16", np.ones((128, 1), np.float16)), r"expected \[1, 128\] for a weight"),
     (
         hqq(4, 64),
         ".shape",

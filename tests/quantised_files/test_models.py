@@ -179,8 +179,7 @@ def test_packed(tmp_path: Path) -> None:
         ),
         (
             fp8_block((128, 128), "F32"),
-            "fp8 128x128 used as they are (inputs of linears "
-            f"{'rounded to bfloat16' if rounds() else 'not rounded'}; the format asks for fp8 per 128 of a token)",
+            "fp8 128x128 used as they are (inputs of linears {rounded}; the format asks for fp8 per 128 of a token)",
         ),
         (
             ct_int8(sym=False),
@@ -194,6 +193,7 @@ def test_what_info_tells(form: Format, told: str, tmp_path: Path, capsys: pytest
     """What is computed as it is, what becomes floats, and what the format asks for beside."""
     quantise(DEMO, tmp_path / "quantised", form)
     assert run("info", tmp_path / "quantised", "--device", "cpu") == 0
+    told = told.format(rounded="rounded to bfloat16" if rounds() else "not rounded")
     scheme, _, _ = told.replace(" made ", " used ").partition(" used ")
     stored = f"stored as {scheme} (84.3 %), bfloat16 (15.7 %)"  # the embedding
     assert f"{stored}, {told}, computed in {'bfloat16' if rounds() else 'float32'} on cpu" in capsys.readouterr().out

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-Tensors = dict[str, tuple[str, Array]]  # by suffix: dtype of safetensors; the bits of BF16 and F8 as integers
+# By suffix: dtype of safetensors, the bits of BF16 and F8 as integers; or "metadata", and what these say of the name.
+Tensors = dict[str, tuple[str, Any]]
 Written = tuple[Tensors, npt.NDArray[np.float64]]
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 NF4 = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0]
@@ -25,9 +26,12 @@ NF4 += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.722
 
 
 def save(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> Path:
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    said = {name: text for name, (dtype, text) in tensors.items() if dtype == "metadata"}
+    header: dict[str, Any] = {"__metadata__": {**(metadata or {}), **said}} if said or metadata is not None else {}
     data, at = [], 0
     for name, (dtype, array) in tensors.items():
+        if dtype == "metadata":
+            continue
         raw = np.ascontiguousarray(array).tobytes()
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [at, at + len(raw)]}
         data.append(raw)
@@ -445,18 +449,20 @@ def mlx_floats(mode: str) -> Format:
     return Format(write, config, f"mlx-{mode}", native=mode == "mxfp4")
 
 
-def hqq(bits: int, group: int, dtype: str = "F16") -> Format:
-    """HQQ has (code - zero) * scale of rows [outputs * inputs / group, group], whose words have rows far apart."""
+def hqq(bits: int, group: int, dtype: str = "F16", axis: int = 1) -> Format:
+    """HQQ has (code - zero) * scale of a table whose rows are groups, or columns; words have rows far apart."""
 
     def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
-        rows = outputs * inputs // group
-        q = rng.integers(0, 2**bits, (rows, group))
-        scales, s = draw_scales(rng, (rows, 1), dtype, 0.06 / 2**bits)
-        zeros, z = draw_scales(rng, (rows, 1), dtype, 2 ** (bits - 1))
+        groups = outputs * inputs // group
+        rows, columns = (groups, group) if axis == 1 else (group, groups)
+        of_group = (groups, 1) if axis == 1 else (1, groups)
+        q = rng.integers(0, 2**bits, (rows, columns))
+        scales, s = draw_scales(rng, of_group, dtype, 0.06 / 2**bits)
+        zeros, z = draw_scales(rng, of_group, dtype, 2 ** (bits - 1))
         words = {8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}[bits]
         count = 10 if bits == 3 else 8 // bits
         step = math.ceil(rows / count)
-        filled = np.zeros((step * count, group), int)
+        filled = np.zeros((step * count, columns), int)
         filled[:rows] = q
         packed = sum(filled[i * step : (i + 1) * step] << bits * (count - 1 - i) for i in range(count))
 
@@ -474,7 +480,7 @@ def hqq(bits: int, group: int, dtype: str = "F16") -> Format:
             ".shape": ("I64", np.array([outputs, inputs])),
             ".scale": (dtype, scales),
             ".zero": (dtype, zeros),
-            ".axis": number(1),
+            ".axis": number(axis),
             ".packing": text(words),
             ".unpack_view_dtype": text("torch.uint8"),
             ".compute_dtype": text("torch.float16"),
@@ -483,10 +489,38 @@ def hqq(bits: int, group: int, dtype: str = "F16") -> Format:
         }, ((q - z) * s).reshape(outputs, inputs)
 
     weights = {"nbits": bits, "channel_wise": True, "group_size": group, "optimize": True, "round_zero": bits == 4}
-    weights |= {"axis": 1, "view_as_float": False}
+    weights |= {"axis": axis, "view_as_float": False}
     config = {"weight_quant_params": weights, "scale_quant_params": None, "zero_quant_params": None}
     whole = {"quant_config": config, "quant_method": "hqq", "skip_modules": ["lm_head"]}
-    return Format(write, whole, f"hqq-{bits}-g{group}-{dtype}")
+    return Format(write, whole, f"hqq-{bits}-g{group}-{dtype}{'' if axis else '-axis-0'}")
+
+
+def torchao_tiles(group: int) -> Format:
+    """Int4TilePackedTo4dTensor of torchao: (code - 8) * scale + zero, in the words of PyTorch's int4mm.cu."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        rows, columns = -(-outputs // 8) * 8, -(-inputs // 1024) * 1024
+        q = rng.integers(0, 16, (rows, columns))
+        scales, s = draw_scales(rng, (rows, columns // group), "BF16", 0.06 / 16)
+        zeros, z = draw_scales(rng, (rows, columns // group), "BF16", 0.01)
+        words = np.zeros((rows // 8, columns // 128, 32, 4), np.uint32)
+        for lane in range(32):
+            for inner in range(0, 8, 2):
+                for half, bits in ((0, (0, 16, 4, 20)), (1, (8, 24, 12, 28))):
+                    first = (inner + half) * 16 + lane % 4 * 2
+                    for k, bit in zip((first, first + 1, first + 8, first + 9), bits, strict=True):
+                        words[:, :, lane, inner // 2] |= (q[lane // 4 :: 8, k::128] << bit).astype(np.uint32)
+        said = {"_type": "Int4TilePackedTo4dTensor", "_data": {"block_size": [1, group], "shape": [outputs, inputs]}}
+        exact = (q - 8) * np.repeat(s, group, 1) + np.repeat(z, group, 1)
+        return {
+            "._weight_qdata": ("I32", words.view(np.int32)),
+            "._weight_scale_and_zero": ("BF16", np.stack([scales.T, zeros.T], -1)),
+            ".weight": ("metadata", json.dumps(said)),
+        }, exact[:outputs, :inputs]
+
+    plain = torchao("int4", group).config
+    config = json.loads(json.dumps(plain).replace("PLAIN", "TILE_PACKED_TO_4D"))
+    return Format(write, config, f"torchao-tiles-g{group}")
 
 
 def torchao(kind: str, group: int = 0, dtype: str = "BF16", inputs: bool = False, zeros: bool = True) -> Format:
@@ -541,9 +575,13 @@ FORMATS = [
     torchao("int8", 64, dtype="F16", zeros=False),
     torchao("int4", 64),
     torchao("int4", 32, dtype="F16"),
+    torchao_tiles(64),
+    torchao_tiles(32),
     hqq(4, 64),
     hqq(4, 32, dtype="BF16"),
     hqq(8, 64),
+    hqq(4, 64, axis=0),
+    hqq(3, 16, axis=0, dtype="BF16"),
     hqq(3, 64, dtype="F32"),
     hqq(2, 16),
     hqq(1, 64),

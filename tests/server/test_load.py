@@ -467,7 +467,7 @@ def test_metrics(tiny_folder: Path) -> None:
 
 
 def test_an_answer_is_counted_before_the_next_request_is_read(tiny_folder: Path) -> None:
-    """Of a client that asks for metrics as soon as it has the last byte, whole answers and streams."""
+    """A client may ask for metrics as soon as it has the last byte of a whole answer or of a stream."""
     with LLM(tiny_folder, use_tqdm=False) as llm, hosted(llm) as host, httpx.Client(timeout=SECONDS) as client:
         body = {"model": "tiny", "prompt": "the", "max_tokens": 2, "ignore_eos": True}
         for num_answers in range(1, 21):

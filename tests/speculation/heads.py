@@ -24,7 +24,11 @@ HEADS = (
     "glm4-moe",
     "mimo",
     "ernie4-5-moe",
+    "step-3p7",
 )
+
+NUM_MODULES = {"step-3p7": 3}
+"""Modules of heads that have several."""
 
 DRAFTED = ("gemma4-text", "gemma4-a4b")
 """Golden Gemma 4 models that drafters are made for: one whose last layers have no keys of their own, and experts."""
@@ -53,11 +57,17 @@ _LAYOUTS = {
 }
 
 
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that is of text."""
+    text: dict[str, Any] = config.get("text_config", config)
+    return text
+
+
 def entry_with_head(name: str) -> dict[str, Any]:
     """The entry of a golden checkpoint with a head, whose layer is as the last with attention."""
     is_full = name == "qwen3-5-full"
     entry = json.loads(json.dumps(entry_of("qwen3-5-text" if is_full else name)))
-    config, given = entry["config"], entry["tensors"]
+    config, given = text_of(entry["config"]), entry["tensors"]
     tensors = {tensor: made for pattern, made in given.items() for tensor in expand(pattern)}
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     last = max(i for i in range(layers) if any(f"model.layers.{i}.self_attn." in tensor for tensor in tensors))
@@ -70,6 +80,8 @@ def entry_with_head(name: str) -> dict[str, Any]:
         del config["moe_layer_end_index"]
         tensors = {t: made for t, made in tensors.items() if ".layers.2." not in t}
         tensors |= {t.replace(".layers.1.", ".layers.2."): made for t, made in tensors.items() if ".layers.1." in t}
+    if name in NUM_MODULES:
+        return {**entry, "tensors": tensors | _modules_of_step(config, tensors, NUM_MODULES[name])}
     at, own = _LAYOUTS.get(re.split(r"\d", name.partition("-")[0])[0], (f"model.layers.{layers}.", {}))
     tensors |= {f"{at}{t}": made for t, made in of_last.items()}
     extra: dict[str, tuple[list[int], float, float]] = {
@@ -82,6 +94,35 @@ def entry_with_head(name: str) -> dict[str, Any]:
         del extra["shared_head.norm"]
     tensors |= {f"{own.get(t, at + t)}.weight": made for t, made in extra.items()}
     return {**entry, "tensors": tensors}
+
+
+def _modules_of_step(config: dict[str, Any], tensors: dict[str, Any], count: int) -> dict[str, Any]:
+    """Layers behind the last as Step 3.5 has them: with a window and an MLP, and names of their own for what is behind.
+
+    The lists of config.json get an entry for each.
+    """
+    layers, hidden, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
+    window = config["layer_types"].index("sliding_attention")
+    for key in ("layer_types", "rope_theta", "partial_rotary_factors"):
+        config[key] = [*config[key][:layers], *[config[key][window]] * count]
+    for key in ("swiglu_limits", "swiglu_limits_shared"):
+        config[key] = [*config[key][:layers], *[0.0] * count]
+    config["num_nextn_predict_layers"] = count
+    of_layer = {
+        **{t.split(f".{window}.", 1)[1]: made for t, made in tensors.items() if f".layers.{window}." in t},
+        **{t.split(".0.", 1)[1]: made for t, made in tensors.items() if ".layers.0.mlp." in t},
+        "enorm.weight": ([hidden], 1.0, 0.2),
+        "hnorm.weight": ([hidden], 1.0, 0.2),
+        "eh_proj.weight": ([hidden, 2 * hidden], 0.0, (2 * hidden) ** -0.5),
+        "transformer.shared_head.norm.weight": ([hidden], 1.0, 0.2),
+        "transformer.shared_head.output.weight": ([vocab, hidden], 0.0, 0.1875),
+    }
+    return {
+        f"model.layers.{layers + module}.{t}": made
+        for module in range(count)
+        for t, made in of_layer.items()
+        if not t.startswith(("moe.", "share_expert."))
+    }
 
 
 def weights_with_head(name: str) -> dict[str, NDArray[np.float64]]:
@@ -101,19 +142,27 @@ def make_with_head(folder: Path, name: str, **changes: NDArray[Any]) -> Path:
     return folder
 
 
-def make_right_head(folder: Path) -> Path:
+def make_right_head(folder: Path, name: str = "qwen3-5-full") -> Path:
     """A model that says a function of its newest token alone, and a head that says the same: every draft is right.
 
     No layer adds anything to the embedding, and the head passes on that of the token behind its position.
     """
-    name = "qwen3-5-full"
     weights = weights_with_head(name)
-    idle = ("o_proj.weight", "down_proj.weight")
-    changes: dict[str, NDArray[Any]] = {t: np.zeros_like(values) for t, values in weights.items() if t.endswith(idle)}
-    hidden = len(weights["model.norm.weight"])
-    changes["mtp.fc.weight"] = np.concatenate((np.eye(hidden), np.zeros((hidden, hidden))), axis=1)
-    changes["mtp.norm.weight"] = weights["model.norm.weight"]
-    changes["mtp.pre_fc_norm_embedding.weight"] = np.zeros(hidden)  # norms are 1 + w
+    norm = weights["model.norm.weight"]
+    hidden = len(norm)
+    changed = {
+        ("o_proj.weight", "down_proj.weight"): None,
+        ("mtp.fc.weight", "eh_proj.weight"): np.concatenate((np.eye(hidden), np.zeros((hidden, hidden))), axis=1),
+        ("mtp.norm.weight", "shared_head.norm.weight"): norm,
+        ("mtp.pre_fc_norm_embedding.weight", "enorm.weight"): np.zeros(hidden),  # norms are 1 + w
+        ("shared_head.output.weight",): weights.get("lm_head.weight"),
+    }
+    changes: dict[str, NDArray[Any]] = {
+        tensor: np.zeros_like(values) if made is None else made
+        for ends, made in changed.items()
+        for tensor, values in weights.items()
+        if tensor.endswith(ends)
+    }
     return make_with_head(folder / "right", name, **changes)
 
 

@@ -14,15 +14,15 @@ from cli.support import run
 from infinilm import LLM, CacheFullError, ConfigError, PagedKVCacheConfig, plan_memory
 from infinilm.checkpoint import open_checkpoint
 from infinilm.checkpoint.pack_writer import pack_model
-from infinilm.checkpoint.sources import has_mtp_head
-from infinilm.config.json.model_config import AutoConfig
+from infinilm.checkpoint.sources import count_mtp_modules, has_mtp_head, has_mtp_lm_head
+from infinilm.config.json.model_config import AutoConfig, ModelConfig
 from infinilm.config.spec import MtpFormat
 from infinilm.models.reference.model import ReferenceModel
 from infinilm.speculation.settings import MtpSettings, read_speculation
 from speculation.drafters import AnyLengths, counts, told, use_lengths
-from speculation.heads import HEADS, entry_with_head, make_right_head, make_with_head
+from speculation.heads import HEADS, NUM_MODULES, entry_with_head, make_right_head, make_with_head, text_of
 
-NAMES = ("qwen3-5-full", "deepseek-v3", "deepseek-v32", "glm4-moe")
+NAMES = ("qwen3-5-full", "deepseek-v3", "deepseek-v32", "glm4-moe", "step-3p7")
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logprobs": 1, "use_tqdm": False}
 EXACT: dict[str, Any] = {"quantization": None}  # the head loses nothing
 KINDS: dict[str, dict[str, Any]] = {
@@ -85,28 +85,53 @@ def test_answers_are_those_without_drafts(folder: Path, plain: LLM, kind: str) -
 @pytest.mark.parametrize("settings", SETTINGS, ids=repr)
 def test_drafts_are_those_of_the_numpy_model(folder: Path, plain: LLM, settings: dict[str, Any]) -> None:
     """Behind chunks, prefixes, wrong drafts and preemptions, the head sees what it sees of the text alone."""
-    reference = ReferenceModel(plain.config, dtype="float64", max_model_len=96, mtp=MtpFormat())
-    reference.load_weights(folder)
+    reference = reference_of(folder, plain.config)
     ids = prompts(plain.config.vocab_size)
     with drafting(folder, **settings) as llm:
         recorder = Recorder(llm)
         for _ in range(2):  # the second time with prefixes
             llm.generate(ids, **GREEDY)
     assert len(recorder.drafts) > 100
+    has_modules = reference.spec.mtp is not None and reference.spec.mtp.num_modules > 1
     for text, drafts in recorder.drafts[::7]:
         assert 1 <= len(drafts) <= 3
+        if has_modules:  # of which the later ones see keys of drafts that were wrong
+            del drafts[1:]
         assert drafts == drafts_in_numpy(reference, text, len(drafts))
 
 
-def test_a_head_that_is_always_right(tmp_path: Path) -> None:
-    folder, ids = make_right_head(tmp_path), prompts(128)
+@pytest.mark.parametrize("name", NUM_MODULES)
+@pytest.mark.parametrize("settings", SETTINGS, ids=repr)
+def test_modules_draft_in_turn(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Behind prompts, of one chunk or of several, all tokens of a draft are those of the numpy model.
+
+    The last chunks are as long as there are modules, or longer: all know the tokens behind the chunk before.
+    """
+    folder = make_with_head(tmp_path, name)
+    with drafting(folder, **settings | {"enable_prefix_caching": False}) as llm:
+        recorder, ids = Recorder(llm), prompts(llm.config.vocab_size)
+        for one in ids:
+            llm.generate(one, **GREEDY | {"max_tokens": 5})
+        reference = reference_of(folder, llm.config)
+    first = {len(one): one for one in ids}
+    behind = [(text, drafts) for text, drafts in recorder.drafts if text[:-1] == first.get(len(text) - 1)]
+    assert len(behind) >= len(first) - 1
+    for text, drafts in behind:
+        assert len(drafts) == NUM_MODULES[name]
+        assert drafts == drafts_in_numpy(reference, text, len(drafts))
+
+
+@pytest.mark.parametrize(("name", "longest"), [("qwen3-5-full", 7), *NUM_MODULES.items()])
+def test_a_head_that_is_always_right(name: str, longest: int, tmp_path: Path) -> None:
+    """No draft is longer than there are modules, where there are several."""
+    folder, ids = make_right_head(tmp_path, name), prompts(128)
     with drafting(folder, num_tokens=7) as llm, plain_of(folder) as plain:
         assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
         drafted, accepted = counts(llm)
         assert drafted == accepted > 100
         before = llm.metrics().num_steps
         llm.generate([1, 2, 3], **GREEDY | {"max_tokens": 41})
-        assert llm.metrics().num_steps - before == 1 + 40 // 8
+        assert llm.metrics().num_steps - before == 1 + 40 // (longest + 1)
 
 
 def test_nothing_is_followed_in_vain(folder: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +175,27 @@ class Recorder:
         head.prepare = recorded
 
 
+def reference_of(folder: Path, config: ModelConfig) -> ReferenceModel:
+    """With all of the head that the checkpoint has."""
+    with open_checkpoint(folder) as checkpoint:
+        has_own, modules = has_mtp_lm_head(config, checkpoint.tensors), count_mtp_modules(config, checkpoint.tensors)
+    form = MtpFormat(lm_head_size=config.vocab_size if has_own else 0, num_modules=modules)
+    reference = ReferenceModel(config, dtype="float64", max_model_len=96, mtp=form)
+    reference.load_weights(folder)
+    return reference
+
+
 def drafts_in_numpy(model: ReferenceModel, text: list[int], num_tokens: int) -> list[int]:
     seen: dict[str, Any] = {}
     model.forward(text[:-1], tap=lambda name, layer, activation: seen.__setitem__(name, activation))
+    head = model.spec.mtp
+    assert head is not None
+    if head.num_modules > 1:
+        hidden, drafts = seen[f"layer{model.spec.num_layers - 1}_residual"], []
+        for module in range(num_tokens):
+            logits, hidden = model.draft([*text, *drafts][1 + module :], hidden, module=module)
+            drafts.append(int(logits[-1].argmax()))
+        return drafts
     cache = model.new_cache()
     logits, hidden = model.draft(text[1:], seen["final_norm"], cache)
     drafts = [int(logits[-1].argmax())]
@@ -186,7 +229,8 @@ def test_requests_that_are_cancelled_or_draft_nothing(folder: Path, plain: LLM) 
     with drafting(folder) as llm:
         running = [llm.submit(one, temperature=0, max_tokens=60, ignore_eos=True) for one in ids]
         running[0].cancel()
-        processed = llm.submit(ids[1], temperature=0, max_tokens=9, logits_processor=lambda tokens, logits: logits)
+        same: Any = lambda token_ids, logits: logits  # noqa: E731
+        processed = llm.submit(ids[1], temperature=0, max_tokens=9, ignore_eos=True, logits_processor=same)
         expected = plain.generate(ids[1:], temperature=0, max_tokens=60, ignore_eos=True, use_tqdm=False)
         for one, alone in zip(running[1:], expected, strict=True):
             assert one.result(60).outputs[0].token_ids == alone.outputs[0].token_ids
@@ -330,7 +374,8 @@ def test_heads_are_found(name: str, tmp_path: Path) -> None:
     with open_checkpoint(folder) as checkpoint:
         names = set(checkpoint.tensors)
     assert has_mtp_head(config, names)
-    layers = entry_with_head(name)["config"]["num_hidden_layers"]
+    assert count_mtp_modules(config, names) == NUM_MODULES.get(name, 1)
+    layers = text_of(entry_with_head(name)["config"])["num_hidden_layers"]
     assert not has_mtp_head(
         config, {t for t in names if not t.startswith(("mtp.", "model.mtp_", f"model.layers.{layers}."))}
     )

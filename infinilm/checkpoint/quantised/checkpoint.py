@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from infinilm.checkpoint.native import Linears, LoadParam, bytes_of_block, choos
 from infinilm.checkpoint.quantised.config import QuantisedLinears
 from infinilm.checkpoint.quantised.layouts import LAYOUTS
 from infinilm.checkpoint.quantised.scheme import Codes, Layout, Scheme, Shape, as_float32
-from infinilm.checkpoint.safetensors_header import TensorInfo
+from infinilm.checkpoint.safetensors_header import TensorInfo, read_header
 from infinilm.errors import WeightError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class QuantisedCheckpoint(Checkpoint):
         # The tensor that was read last: the next source may be another part of it.
         self._last: tuple[tuple[str, int | None], Codes] | None = None
         self._weights: dict[str, _Weight] = {}
+        self._metadata: dict[Path, Mapping[str, str]] = {}  # of files whose metadata count
         stored = self.tensors
         used: set[str] = set()
         for name, info in stored.items() if self.packed is None else ():
@@ -114,6 +116,11 @@ class QuantisedCheckpoint(Checkpoint):
             raise WeightError(f"{where}: {first.name!r} has the shape {list(first.shape)}, which is of no such weight")
         try:
             peeked = {part: self._view(parts[part]).copy() for part in layout.peek if part in parts}
+            if layout.said is not None:
+                if first.file not in self._metadata:
+                    self._metadata[first.file] = read_header(first.file).metadata
+                said = layout.said(self._metadata[first.file].get(module + layout.name, ""))
+                peeked |= {} if said is None else {"said": said}
             shape = layout.shape(scheme, first.shape, peeked)
         except WeightError as error:
             raise WeightError(f"{where}: {error}") from None

@@ -237,9 +237,7 @@ def _hqq(config: _Keys) -> QuantisedLinears:
         bits = weights.one_of("nbits", (4, 8, 3, 2, 1))
         weights.one_of("channel_wise", (True,), True)
         weights.one_of("view_as_float", (False,), False)
-        if weights.get("axis") != 1:  # where outputs share a scale, each input of a layer has others
-            raise weights.fail("axis", f"1: groups of inputs (those of outputs are not read. {_OTHER_FORM})")
-        layout = "hqq, 3 bits" if bits == 3 else "hqq"
+        layout = f"hqq, {'3 bits, ' if bits == 3 else ''}axis {weights.one_of('axis', (1, 0))}"
         return Scheme("hqq", layout, f"int{bits}", bits, weights.integer("group_size"), symmetric=False)
 
     said = config.object("quant_config")
@@ -291,14 +289,17 @@ def _torchao(config: _Keys) -> QuantisedLinears:
 
 def _ao_scheme(keys: _Keys) -> Scheme:
     kind, inputs = _AO_CONFIGS[keys.one_of("_type", tuple(_AO_CONFIGS))]
-    data = keys.object("_data")
+    data, layout = keys.object("_data"), f"{kind} of torchao"
     for key in ("int4_packing_format", "packing_format", "intx_packing_format"):
         stored = data.get(key)
         stored = stored.get("_data") if isinstance(stored, Mapping) else stored
-        if stored is not None and str(stored).lower() not in ("plain", "unpacked_to_int8"):
-            raise data.fail(key, f"'plain' or 'unpacked_to_int8'. {_OTHER_FORM}")
+        if kind == "int4" and str(stored).lower() == "tile_packed_to_4d":
+            layout = "int4 of torchao in tiles"
+        elif stored is not None and str(stored).lower() not in ("plain", "unpacked_to_int8"):
+            allowed = "'plain' or 'tile_packed_to_4d'" if kind == "int4" else "'plain' or 'unpacked_to_int8'"
+            raise data.fail(key, f"{allowed}. {_OTHER_FORM}")
     if kind == "int4":
-        return Scheme("torchao", "int4 of torchao", kind, 4, data.integer("group_size", 128), symmetric=False)
+        return Scheme("torchao", layout, kind, 4, data.integer("group_size", 128), symmetric=False)
     mapping = data.first(("weight_mapping_type", "mapping_type"))
     is_symmetric = not (isinstance(mapping, Mapping) and mapping.get("_data") == "ASYMMETRIC")
     default = {"_type": "PerGroup", "_data": {"group_size": 32}} if "IntxWeightConfig" in keys.values["_type"] else None
@@ -310,7 +311,7 @@ def _ao_scheme(keys: _Keys) -> Scheme:
         said = _Keys(f"{data.path}.granularity", granularity)
         if said.one_of("_type", ("PerRow", "PerTensor", "PerAxis", "PerGroup")) == "PerGroup":
             group_size = said.object("_data").integer("group_size")
-    return Scheme("torchao", f"{kind} of torchao", kind, 8, group_size, is_symmetric, inputs=inputs)
+    return Scheme("torchao", layout, kind, 8, group_size, is_symmetric, inputs=inputs)
 
 
 def _mxfp4(config: _Keys) -> QuantisedLinears:

@@ -434,46 +434,72 @@ def _bnb8_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
     return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _INT8, scales, group_size=shape[1])
 
 
-# ---- HQQ: groups of inputs are rows, and a word has codes of rows that lie far from each other ----
+# ---- HQQ: a weight is a table whose rows, or whose columns, are groups ----
+#
+# A word has codes of rows that lie far from each other. By axis 1 a group is a row, and so inputs of an output that are
+# neighbours. By axis 0 it is a column: weights that lie as far from each other as there are groups, so that neighbours
+# have scales of their own each.
 
 _HQQ_WORDS = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}  # codes in a word, by their bits; the first is in the highest bits
 
 
-def _hqq_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
-    said = {".nbits": scheme.bits, ".group_size": scheme.group_size, ".axis": 1}
-    for part, expected in said.items():
-        found = parts[part].reshape(-1).tolist()
-        if found != [expected]:
-            raise WeightError(f"{part[1:]}: expected {expected}, as quantization_config says, got {found}")
-    shape = tuple(parts[".shape"].reshape(-1).tolist())
-    if len(shape) != 2 or not all(0 < n < 2**31 for n in shape):
-        raise WeightError(f"shape: expected outputs and inputs, got {list(shape)}")
-    if shape[1] % scheme.group_size:
-        raise WeightError(f"groups of {scheme.group_size} weights that go on from one output to the next are not read")
-    return shape
+def _hqq_shape(axis: int) -> Callable[[Scheme, Shape, Parts], Shape]:
+    def of_parts(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+        said = {".nbits": scheme.bits, ".group_size": scheme.group_size, ".axis": axis}
+        for part, expected in said.items():
+            found = parts[part].reshape(-1).tolist()
+            if found != [expected]:
+                raise WeightError(f"{part[1:]}: expected {expected}, as quantization_config says, got {found}")
+        shape = tuple(parts[".shape"].reshape(-1).tolist())
+        if len(shape) != 2 or not all(0 < n < 2**31 for n in shape):
+            raise WeightError(f"shape: expected outputs and inputs, got {list(shape)}")
+        size = scheme.group_size
+        if axis == 1 and shape[1] % size:
+            raise WeightError(f"groups of {size} weights that go on from one output to the next are not read")
+        if shape[0] * shape[1] % size:
+            raise WeightError(f"a weight of {list(shape)} is not made of groups of {size}")
+        return shape
+
+    return of_parts
 
 
-def _hqq_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
-    groups = shape[0] * shape[1] // scheme.group_size
-    words = -(-groups // _HQQ_WORDS[scheme.bits])
-    return {".W_q": ((words, scheme.group_size),), ".scale": ((groups, 1),), ".zero": ((groups, 1),)}
+def _hqq_table(axis: int, scheme: Scheme, shape: Shape) -> tuple[Shape, Shape]:
+    """The shapes of a weight's table, and of its scales and zero points."""
+    groups, size = shape[0] * shape[1] // scheme.group_size, scheme.group_size
+    return ((groups, size), (groups, 1)) if axis == 1 else ((size, groups), (1, groups))
 
 
-def _hqq_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
-    count = _HQQ_WORDS[scheme.bits]
-    words = parts[".W_q"]
-    words = words.view(f"u{words.itemsize}")
-    fields = [(words >> scheme.bits * (count - 1 - i) & 2**scheme.bits - 1).astype(np.uint8) for i in range(count)]
-    return Codes(
-        _bytes(np.concatenate(fields)[: shape[0] * shape[1] // scheme.group_size]),
-        "rows",
-        8,
-        shape,
-        np.arange(256, dtype=np.float32),
-        parts[".scale"].reshape(shape[0], -1),
-        as_float32(parts[".zero"]).reshape(shape[0], -1),
-        group_size=scheme.group_size,
-    )
+def _hqq_expected(axis: int) -> Callable[[Scheme, Shape], Mapping[str, tuple[Shape, ...]]]:
+    def of_weight(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+        (rows, columns), scales = _hqq_table(axis, scheme, shape)
+        words = -(-rows // _HQQ_WORDS[scheme.bits])
+        return {".W_q": ((words, columns),), ".scale": (scales,), ".zero": (scales,)}
+
+    return of_weight
+
+
+def _hqq_codes(axis: int) -> Callable[[Scheme, Shape, Parts], Codes]:
+    def of_parts(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+        count = _HQQ_WORDS[scheme.bits]
+        words = parts[".W_q"]
+        words = words.view(f"u{words.itemsize}")
+        fields = [(words >> scheme.bits * (count - 1 - i) & 2**scheme.bits - 1).astype(np.uint8) for i in range(count)]
+        rows = _hqq_table(axis, scheme, shape)[0][0]
+        scales, zeros = (as_float32(parts[part]).reshape(1, -1) for part in (".scale", ".zero"))
+        if axis == 0:  # one behind the other, and again from the first, once for each row
+            scales, zeros = np.tile(scales, rows), np.tile(zeros, rows)
+        return Codes(
+            _bytes(np.concatenate(fields)[:rows]),
+            "rows",
+            8,
+            shape,
+            np.arange(256, dtype=np.float32),
+            scales.reshape(shape[0], -1),
+            zeros.reshape(shape[0], -1),
+            group_size=scheme.group_size if axis == 1 else 1,
+        )
+
+    return of_parts
 
 
 _HQQ_SETTINGS = (  # of the module that quantised, beside what the config says
@@ -492,7 +518,7 @@ _HQQ_SETTINGS = (  # of the module that quantised, beside what the config says
 )
 
 
-def _hqq_layout(words: str) -> Layout:
+def _hqq_layout(words: str, axis: int) -> Layout:
     return Layout(
         {
             ".W_q": Part((words,)),
@@ -502,9 +528,9 @@ def _hqq_layout(words: str) -> Layout:
             **{f".{name}": Part(("int32", "int64")) for name in ("nbits", "group_size", "axis")},
             **{f".{name}": Part(("uint8",), required=False, read=False) for name in _HQQ_SETTINGS},
         },
-        _hqq_shape,
-        _hqq_expected,
-        _hqq_codes,
+        _hqq_shape(axis),
+        _hqq_expected(axis),
+        _hqq_codes(axis),
         peek=(".shape", ".nbits", ".group_size", ".axis"),
     )
 
@@ -549,6 +575,63 @@ def _ao_int4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
         np.append(np.arange(8), np.arange(-8, 0)).astype(np.float32),
         np.ascontiguousarray(parts[_AO_SCALE].T),
         minima=np.ascontiguousarray(parts[_AO_ZERO].T),
+        group_size=scheme.group_size,
+    )
+
+
+# Int4TilePackedTo4dTensor has codes as the tensor cores of GPUs take them, for tinygemm's kernels: int32 words of
+# [outputs / 8, inputs / 128, 32 lanes, 4]. A word is of one output and of 32 inputs, of which it has two neighbours
+# in each eight. Outputs are padded to multiples of 8, inputs to multiples of 1024. Scales, and what is added to a
+# code times its scale, are one tensor (int4_tile_packed_to_4d_tensor.py of torchao; matrix_to_m16n8k16_Bint4_layout
+# of PyTorch).
+
+_AO_BOTH = "._weight_scale_and_zero"
+_AO_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word, from the lowest bits on, in the order of the inputs
+
+
+def _ao_said(text: str) -> Array | None:
+    """The shape of a weight, which says the metadata of the file."""
+    try:
+        shape = json.loads(text)["_data"]["shape"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    are_sizes = isinstance(shape, list) and all(type(n) is int and 0 < n < 2**31 for n in shape)
+    return np.array(shape) if are_sizes and len(shape) == 2 else None
+
+
+def _ao_tile_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    _ao_shape(1)(scheme, codes, parts)
+    if "said" not in parts:
+        raise WeightError(
+            "the metadata of the file do not say its shape, and it is padded: save the model with torchao once more"
+        )
+    outputs, inputs = parts["said"].tolist()
+    return outputs, inputs
+
+
+def _ao_tile_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    outputs, inputs = -(-shape[0] // 8) * 8, -(-shape[1] // 1024) * 1024
+    return {
+        _AO_CODES: ((outputs // 8, inputs // 128, 32, 4),),
+        _AO_BOTH: ((_groups(inputs, scheme.group_size), outputs, 2),),
+    }
+
+
+def _ao_tile_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    outputs, inputs = shape
+    words = parts[_AO_CODES].view(np.uint32)
+    nibbles = (words[..., None] >> np.array([4 * at for at in _AO_NIBBLES], np.uint32) & 15).astype(np.uint8)
+    tiles = nibbles.reshape(*words.shape[:2], 8, 4, 4, 2, 2, 2)  # 8 outputs, 4 pairs, 4 times 32, 16, 8 and 1 inputs
+    codes = tiles.transpose(0, 2, 1, 4, 5, 6, 3, 7).reshape(8 * words.shape[0], 128 * words.shape[1])
+    tables = np.ascontiguousarray(parts[_AO_BOTH].T[:, :outputs, : _groups(inputs, scheme.group_size)])
+    return Codes(
+        _bytes(codes[:outputs, :inputs]),
+        "rows",
+        8,
+        shape,
+        np.arange(256, dtype=np.float32) - 8,
+        tables[0],
+        minima=tables[1],
         group_size=scheme.group_size,
     )
 
@@ -751,7 +834,19 @@ LAYOUTS: Mapping[str, Layout] = {
         _ao_int4_codes,
         peek=(_AO_INPUTS,),
     ),
-    "hqq": _hqq_layout("uint8"),
-    "hqq, 3 bits": _hqq_layout("int32"),
+    "int4 of torchao in tiles": Layout(
+        {_AO_CODES: Part(("int32",)), _AO_BOTH: Part(_FLOATS), **_AO_OTHERS},
+        _ao_tile_shape,
+        _ao_tile_expected,
+        _ao_tile_codes,
+        peek=(_AO_INPUTS,),
+        dims=(4,),
+        said=_ao_said,
+    ),
+    **{
+        f"hqq, {bits}axis {axis}": _hqq_layout(words, axis)
+        for bits, words in (("", "uint8"), ("3 bits, ", "int32"))
+        for axis in (0, 1)
+    },
 }
 """By name; `config.py` says which linears have which."""

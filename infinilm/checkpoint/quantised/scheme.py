@@ -261,6 +261,9 @@ class Layout:
         What follows the name of the module in the plain checkpoint.
     dims : tuple of int
         How many dimensions the first part may have: two; in stacks of matrices three, or four where blocks count.
+    said : callable, optional
+        What the metadata of the file say of the weight -> another part to read now, "said", or None where they say
+        nothing that counts.
     """
 
     parts: Mapping[str, Part]
@@ -272,6 +275,7 @@ class Layout:
     minimum: str = ""
     name: str = ".weight"
     dims: tuple[int, ...] = (2,)
+    said: Callable[[str], Array | None] | None = None
 
     @property
     def main(self) -> str:

@@ -97,6 +97,10 @@ class Family:
     activation: str | None = None  # the engine's activation; None: hidden_act says it
     softmax_scale: float | None = None  # the factor of attention scores; None: it follows from head_dim
     layer_scalars: bool = False  # each layer has a number that multiplies the residual stream it leaves
+    # An MTP head is like the last layer with a window, else like the last one with attention; and reads hidden states
+    # that the last norm has not changed.
+    windowed_head: bool = False
+    head_before_norm: bool = False
     # Fields of AttentionSpec (`src/model/sublayers/attention_spec.h`) that the family decides, in all its layers, and
     # in those with a window alone.
     attention: Mapping[str, Any] = field(default_factory=dict)

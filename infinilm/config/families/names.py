@@ -148,6 +148,8 @@ class TensorNames:
     later_layers : bool
         There may be layers behind the last, which guess at later tokens. The first of them is the MTP head, which is
         read if it drafts; others are not.
+    head_modules : bool
+        All of these layers are modules of the MTP head, which draft in turn.
     reads_head : bool
         False: these layers are of other math than an MTP head of the engine, and none of them is read.
     mtp : Mapping of str to str
@@ -185,6 +187,7 @@ class TensorNames:
     by_head: tuple[ByHead, ...] = ()
     unit_head: Literal["", "rows", "columns"] = ""
     later_layers: bool = False
+    head_modules: bool = False
     reads_head: bool = True
     mtp: Mapping[str, str] = field(default_factory=dict)
     mtp_hidden_first: bool = False
@@ -421,11 +424,12 @@ STEP = TensorNames(
         "mlp.gate": ("moe.gate", "mlp.gate"),
         "mlp.gate.e_score_correction_bias": ("moe.router_bias", "mlp.gate.e_score_correction_bias"),
         **{name: (name.replace("mlp.shared_expert.", "share_expert."), own) for name, own in _SHARED_EXPERTS.items()},
+        "shared_head.norm": ("transformer.shared_head.norm", "shared_head.norm"),
+        "shared_head.head": ("transformer.shared_head.output", "shared_head.output", "shared_head.head"),
     },
     stacked={f"moe.{part}_proj.weight": (f"mlp.experts.{{}}.{part}_proj",) for part in ("gate", "up", "down")},
-    # They have a window and no experts, and read hidden states that no norm has changed: step3p5_mtp.py of vLLM.
     later_layers=True,
-    reads_head=False,
+    head_modules=True,
     not_read=("vision_model.", "vit_large_projector."),
 )
 

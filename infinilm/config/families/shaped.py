@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from infinilm.config.families.defaults import GEMMA3N_DEFAULTS, GEMMA4_DEFAULTS
 from infinilm.config.families.experts import DEEPSEEK_ROUTING
 from infinilm.config.families.family import Family
@@ -131,7 +133,11 @@ SHAPED_FAMILIES: tuple[Family, ...] = (
         qk_norm="head",
         attention={"output_gate": True, "gate_by_head": True},
         windows="layer_types",
-        routing=DEEPSEEK_ROUTING,
+        # step3p5_mtp.py of SGLang and of vLLM. The MLPs of these layers have no limits: src/models/step35.cpp of
+        # llama.cpp.
+        routing=replace(DEEPSEEK_ROUTING, dense_head=True),
+        windowed_head=True,
+        head_before_norm=True,
         norm_topk_prob=True,
         norm_offset=1,
         names=STEP,

@@ -111,7 +111,7 @@ def lm_head(s: Step, h: Array, own: str = "") -> Array:
     return soft_cap(s.linear(h, head, s.spec.lm_head_bias and not own), s.spec.logit_cap)
 
 
-def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
+def draft(s: Step, ids: Array, hidden: Array, module: int = 0) -> tuple[Array, Array]:
     """Compute the MTP head, whose layers count as those behind the last. See `src/model/mtp_head.h`.
 
     Parameters
@@ -121,8 +121,10 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
     ids : array of int
         [num_tokens]: the token behind each position.
     hidden : array
-        [num_tokens, hidden_size]: the hidden states, of the model or of the head, which are normed but in EAGLE-3; or
-        [num_tokens, num_taps * hidden_size], see `ReferenceModel.draft`.
+        [num_tokens, hidden_size]: the hidden states, of the model or of the head, which are normed but in EAGLE-3 and
+        with `before_norm`; or [num_tokens, num_taps * hidden_size], see `ReferenceModel.draft`.
+    module : int
+        Which module of the head.
 
     Returns
     -------
@@ -132,12 +134,14 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
     """
     head = s.spec.mtp
     assert head is not None
-    s.layer = last = s.spec.num_layers + len(head.layers) - 1
+    per_module = len(head.layers) // head.num_modules
+    begin = s.spec.num_layers + module * per_module
+    s.layer = last = begin + per_module - 1
     embedded = s.weight("model.embed_tokens")[ids] * s.scalar(s.spec.embedding_multiplier)
     if head.hidden_size:
         inputs = enumerate((embedded, hidden))
         x = np.sum([s.linear(y, s.name(f"pre_projection.{i}"), bias=False) for i, y in inputs], axis=0)
-        for index in range(s.spec.num_layers, last + 1):
+        for index in range(begin, last + 1):
             s.layer = index
             x = run_layer(s, x)
             if s.spec.layer_scalars:
@@ -157,9 +161,13 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
         normed = s.norm(x, s.name("post_attention_layernorm"))
         x = x + mlp(s, layer.mlp, normed)
     else:
-        x = run_layer(s, s.linear(joined, s.name("eh_proj"), bias=False))
+        x = s.linear(joined, s.name("eh_proj"), bias=False)
+        for index in range(begin, last + 1):
+            s.layer = index
+            x = run_layer(s, x)
     own = s.norm(x, s.name("shared_head.norm"))
-    return lm_head(s, own, s.name("shared_head.head") if head.lm_head_size > 0 else ""), x if head.taps else own
+    logits = lm_head(s, own, s.name("shared_head.head") if head.lm_head_size > 0 else "")
+    return logits, x if head.taps or head.before_norm else own
 
 
 def run_layer(s: Step, x: Array) -> Array:

@@ -224,7 +224,9 @@ class ReferenceModel(GenerationMixin):
         cache.advance([len(chunk) for chunk in chunks])
         return logits
 
-    def draft(self, next_ids: Any, hidden: Array, cache: DynamicCache | None = None) -> tuple[Array, Array]:
+    def draft(
+        self, next_ids: Any, hidden: Array, cache: DynamicCache | None = None, module: int = 0
+    ) -> tuple[Array, Array]:
         """Compute the MTP head, at the positions that follow those in `cache`.
 
         Parameters
@@ -234,10 +236,13 @@ class ReferenceModel(GenerationMixin):
         hidden : numpy.ndarray
             [num_tokens, hidden_size]: at each position the output of the final norm, or that of the head in a chain. An
             EAGLE-3 head begins with [num_tokens, num_taps * hidden_size] instead, which is the residual stream at the
-            beginning of `spec.mtp.taps`, side by side.
+            beginning of `spec.mtp.taps`, side by side. With `spec.mtp.before_norm` they are what no norm has changed.
         cache : DynamicCache, optional
             The cache of the head alone. None: nothing came before, and nothing is kept. A head whose layers read keys
             and values of the model needs the cache of that, and takes one token for each row, behind its newest one.
+        module : int
+            The one that is computed, of a head that has several. Each has a cache of its own. It reads what the one
+            before has left, and tokens that are one further than those of that.
 
         Returns
         -------
@@ -263,7 +268,7 @@ class ReferenceModel(GenerationMixin):
                 raise RequestError("a head without keys of its own takes one token of each row, behind the model's")
             positions = cache.lengths[None].copy()  # of the tokens; what they see ends one before
             cache.advance([-1] * len(chunks))
-        drafted = draft(self._step(chunks, cache, None, positions), np.concatenate(chunks), hidden)
+        drafted = draft(self._step(chunks, cache, None, positions), np.concatenate(chunks), hidden, module)
         cache.advance(counts)
         return drafted
 
