@@ -16,7 +16,7 @@ from encoders import make_encoder
 from infinilm import LLM, EngineDeadError, HookRegistry, RequestError
 from infinilm.requests.limits import RequestLimits
 from infinilm.serving.turns import Turns
-from llm.support import PATIENCE, engine_threads
+from llm.support import PATIENCE
 
 SHORT, LONG = list(range(1, 17)), list(range(1, 18))
 
@@ -43,9 +43,9 @@ def llm(bert: Path) -> Iterator[LLM]:
 
 def is_queued(llm: LLM, embed: Callable[[], object]) -> bool:
     """Whether a call gives its text to the engine thread, which begins with the first."""
-    assert not engine_threads()
+    assert llm._thread._thread is None
     embed()
-    return bool(engine_threads())
+    return llm._thread._thread is not None
 
 
 def test_it_needs_no_thread_of_the_engine(llm: LLM) -> None:
