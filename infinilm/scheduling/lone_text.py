@@ -19,7 +19,7 @@ class LoneTextBatches:
     """Makes batches of one text each, and changes nothing that the scheduler knows.
 
     Keys and values of an encoder are of use within their step alone, so a text that nothing runs beside has the first
-    blocks of the cache, whoever had them before.
+    blocks of the cache, which other texts may have had before.
 
     Parameters
     ----------

@@ -180,7 +180,8 @@ class Scheduler:
     def lone_batch(self, sequence: Sequence) -> _core.Batch | None:
         """The batch of a short text of an encoder that is not queued, to be computed before there is other work.
 
-        Nothing changes here, so that whoever computes it may be interrupted. None: the sequence is to be queued.
+        Nothing changes here, so that a thread which computes the batch may be interrupted. None: the sequence is to be
+        queued.
         """
         return None if self._lone_texts is None or self.has_work else self._lone_texts.make(sequence)
 

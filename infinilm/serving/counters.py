@@ -15,7 +15,7 @@ _NUM_SIZES = 33  # step sizes are counted by powers of two; no step is as large 
 
 
 class Counters:
-    """Written by who holds the engine, read by any.
+    """Written by the thread that holds the engine, read by any.
 
     KeyboardInterrupt may end a writer that is the thread of a caller between two statements, and then a step is not
     counted everywhere.
