@@ -58,7 +58,7 @@ def test_it_needs_no_thread_of_the_engine(llm: LLM) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "modern-bert", "embedding-gemma", "mpnet", "jina-v2"])
 def test_its_bits_are_those_of_the_queue(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of several lengths have them, with types of tokens where there are some; other texts use the same blocks."""
+    """Texts of several lengths have them, with types of tokens where there are some; others use the same blocks."""
     monkeypatch.setattr("infinilm.scheduling.lone_text.MOST_TOKENS", 64)
     with open_llm(make_encoder(tmp_path / name, name)) as llm:
         has_types = bool(llm.config.type_vocab_size)
