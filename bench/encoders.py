@@ -5,13 +5,13 @@
 
 FOLDER gets a checkpoint of the shape with random weights, once, made by the peers' environment: one with torch,
 transformers and sentence-transformers. With onnxruntime and onnx its graph is compared, too, also in int8, and with
-fastembed what that package makes of the graph; with llama-cpp-python a GGUF file, for which LLAMA_CPP names a checkout
-of llama.cpp, whose converter writes it. Each engine is a process of its own with --threads threads, which stays
-loaded. In a round each of them makes the vectors of the same passages, of mixed lengths, then of one query of 12
-tokens, ten times. Ratios are taken within rounds; medians are printed.
+fastembed what that package makes of the graph; with llama-cpp-python (or, for cosines, xllamacpp) a GGUF file, for
+which LLAMA_CPP names a checkout of llama.cpp, whose converter writes it. Each engine is a process of its own with
+--threads threads, which stays loaded. In a round each of them makes the vectors of the same passages, of mixed lengths,
+then of one query of 12 tokens, ten times. Ratios are taken within rounds; medians are printed.
 
-`--cosines N`: instead, the cosines of N texts to sentence-transformers in float32. `--longest`: tokens of the longest
-passage.
+`--cosines N`: instead, the cosines of N texts to sentence-transformers in float32; of Jina v2, which transformers does
+not have, to llama.cpp. `--longest`: tokens of the longest passage.
 """
 
 from __future__ import annotations
@@ -96,6 +96,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 12,
         "vocab_size": 128256,
     },
+    "jina-v3": {"kind": "JinaEmbeddingsV3", "hidden_size": 1024, "num_hidden_layers": 24},
+    "jina-v2-base": {
+        "kind": "JinaBert",
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 30528,
+        "max_position_embeddings": 8192,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "emb_pooler": "mean",
+    },
     "qwen3-embedding-0.6b": {
         "kind": "Qwen3",
         "hidden_size": 1024,
@@ -107,6 +119,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151669,
     },
 }
+WITHOUT_PEERS_OF_PYTHON = ("jina-v2-base",)  # transformers has no class of these; llama.cpp has
 ENGINES = ("infinilm float32", "infinilm bfloat16", "infinilm int8", "sentence-transformers float32")
 ENGINES += ("sentence-transformers bfloat16", "onnxruntime float32", "onnxruntime int8", "fastembed float32")
 ENGINES += ("llama.cpp float32", "llama.cpp bfloat16", "llama.cpp int8")
@@ -123,11 +136,13 @@ def make(folder: Path, shape: str) -> None:
     from sentence_transformers import SentenceTransformer, models as modules
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+    from tools import jina_bert_v2
+
     values = dict(SHAPES[shape])
     kind = values.pop("kind")
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(initializer_range=0.05, **values)
-    getattr(transformers, f"{kind}Model")(config).save_pretrained(folder / "plain")
+    made = jina_bert_v2.JinaBertModel if kind == "JinaBert" else getattr(transformers, f"{kind}Model")
+    made(made.config_class(initializer_range=0.05, **values)).save_pretrained(folder / "plain")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(NUM_WORDS))]
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -139,9 +154,28 @@ def make(folder: Path, shape: str) -> None:
     )
     fast.model_input_names = ["input_ids", "attention_mask"]
     fast.save_pretrained(folder / "plain")
+    if shape in WITHOUT_PEERS_OF_PYTHON:
+        _write_modules(folder / "plain", values["hidden_size"])
+        (folder / "plain").rename(folder / "model")
+        return
     transformer = modules.Transformer(str(folder / "plain"), max_seq_length=512)
     pooling = modules.Pooling(transformer.get_word_embedding_dimension(), pooling_mode="mean")
     SentenceTransformer(modules=[transformer, pooling, modules.Normalize()]).save(str(folder / "model"))
+
+
+def _write_modules(folder: Path, size: int) -> None:
+    """The files of sentence-transformers for a model that it cannot open: the mean, scaled to length 1."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": size, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    config = json.loads((folder / "tokenizer_config.json").read_text())  # whose class llama.cpp's converter asks for
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "BertTokenizer"}))
 
 
 def texts_of(count: int, longest: int = 400) -> list[str]:
@@ -279,13 +313,16 @@ def _convert(checkout: Path, model: Path, path: Path, kind: str) -> None:
 def _llama(model: Path, kind: str, threads: int) -> Callable[[list[str]], Any]:
     """The model as a GGUF file, made by the converter of the checkout of llama.cpp that LLAMA_CPP names; int8: Q8_0."""
     import numpy as np
-    from llama_cpp import LLAMA_POOLING_TYPE_MEAN, Llama
 
     path = model / f"model-{kind}.gguf"
     if not path.exists():
         _convert(
             Path(os.environ["LLAMA_CPP"]), model, path, {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}[kind]
         )
+    try:
+        from llama_cpp import LLAMA_POOLING_TYPE_MEAN, Llama
+    except ImportError:
+        return _xllama(path, threads)
     peer = Llama(
         str(path),
         embedding=True,
@@ -299,6 +336,26 @@ def _llama(model: Path, kind: str, threads: int) -> Callable[[list[str]], Any]:
     )
     # One after the other: three times as fast as several in a batch, whose tokens it scores with those of all.
     return lambda texts: np.array([peer.embed(text, normalize=True) for text in texts])
+
+
+def _xllama(path: Path, threads: int) -> Callable[[list[str]], Any]:
+    """The file by xllamacpp, whose wheel needs no compiler and has AVX2 alone: for cosines, not for times."""
+    import numpy as np
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.embedding = str(path), True
+    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.n_ctx = params.n_batch = params.n_ubatch = 512
+    params.n_parallel, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = 1, threads, threads
+    server = xllamacpp.Server(params)
+
+    def encode(texts: list[str]) -> Any:
+        answers = [server.handle_embeddings({"input": text, "model": path.stem}) for text in texts]
+        return np.array([answer["data"][0]["embedding"] for answer in answers])
+
+    return encode
 
 
 def serve(engine: str, folder: Path, threads: int) -> None:
@@ -399,17 +456,18 @@ def main() -> None:
 
 
 def compare(folder: Path, options: argparse.Namespace, python: dict[str, str]) -> None:
-    """Print the cosines of all engines to sentence-transformers in float32."""
+    """Print the cosines of all engines to sentence-transformers in float32, or to llama.cpp."""
     import numpy as np
 
     vectors = {}
-    for engine in dict.fromkeys(["sentence-transformers float32", *options.engines]):
+    reference = "llama.cpp float32" if options.shape in WITHOUT_PEERS_OF_PYTHON else "sentence-transformers float32"
+    for engine in dict.fromkeys([reference, *options.engines]):
         worker = Worker(engine, folder, python[engine], options.threads)
         vectors[engine] = np.load(worker.ask(vectors=options.cosines, longest=options.longest)["path"]).astype(
             np.float64
         )
         worker.close()
-    wanted = vectors["sentence-transformers float32"]
+    wanted = vectors[reference]
     for engine, got in vectors.items():
         lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
         cosines = (got * wanted).sum(1) / lengths

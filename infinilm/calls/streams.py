@@ -337,6 +337,11 @@ def run_prompts(
     thread: EngineThread, source: RequestSource[PromptRequest], advance: Callable[..., None] = lambda count, note: None
 ) -> None:
     """Run prompts to their ends; raises the first failure. `advance` moves a progress bar."""
+    if source.total == 1:
+        (request,) = source.requests
+        if thread.compute_at_once(request):
+            return advance(1, "")
+        source = RequestSource(iter((request,)), 1, source.room)
     ends: queue.SimpleQueue[RequestUpdate] = queue.SimpleQueue()
     feed, rates = Feed(thread, source, ends.put), _Rates()
     try:

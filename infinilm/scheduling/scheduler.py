@@ -37,6 +37,7 @@ from infinilm import _core
 from infinilm.errors import CacheFullError
 from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.drafting import MAX_REPLAYED_TOKENS, Drafting
+from infinilm.scheduling.lone_text import LoneTextBatches
 from infinilm.scheduling.results import collect_rows, take_tokens
 from infinilm.scheduling.running import NO_LIMIT, RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Lane, Sequence
@@ -133,6 +134,9 @@ class Scheduler:
             most = NUM_LOG_ROWS if num_states else MAX_REPLAYED_TOKENS
             self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks, lengths, most)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
+        self._lone_texts: LoneTextBatches | None = None
+        if whole_prompts:
+            self._lone_texts = LoneTextBatches(self.blocks, min(max_model_len, self.max_num_batched_tokens))
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first
         self._last: Step | None = None  # the step whose result came last, if no other was made since
 
@@ -172,6 +176,14 @@ class Scheduler:
         if self._whole_prompts:
             return not self.waiting
         return self._drafting is not None and self._drafting.needs_results
+
+    def lone_batch(self, sequence: Sequence) -> _core.Batch | None:
+        """The batch of a short text of an encoder that is not queued, to be computed before there is other work.
+
+        Nothing changes here, so that a thread which computes the batch may be interrupted. None: the sequence is to be
+        queued.
+        """
+        return None if self._lone_texts is None or self.has_work else self._lone_texts.make(sequence)
 
     @property
     def stats(self) -> SchedulerStats:

@@ -15,7 +15,11 @@ _NUM_SIZES = 33  # step sizes are counted by powers of two; no step is as large 
 
 
 class Counters:
-    """Written by the engine thread, read by any."""
+    """Written by the thread that holds the engine, read by any.
+
+    KeyboardInterrupt may end a writer that is the thread of a caller between two statements, and then a step is not
+    counted everywhere.
+    """
 
     def __init__(self) -> None:
         self.num_finished = 0
@@ -23,8 +27,7 @@ class Counters:
         self._step_sizes = [0] * _NUM_SIZES
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
-        self._recent: deque[tuple[int, int, float]] = deque([(0, 0, 0.0)] * _NUM_RECENT)  # as in `_sums`
-        self._sums = (0, 0, 0.0)  # sums over the last steps: prompt tokens, output tokens, seconds
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=_NUM_RECENT)  # prompt tokens, output tokens, seconds
 
     def add_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
         """Count a step: tokens of prompts that were computed, tokens that were sampled."""
@@ -32,18 +35,12 @@ class Counters:
         self._step_sizes[(max(num_prompt + num_sampled, 1) - 1).bit_length()] += 1
         self._num_prompt_tokens += num_prompt
         self._num_output_tokens += num_sampled
-        last = self._recent.popleft()
         self._recent.append((num_prompt, num_sampled, seconds))
-        prompt_sum, sampled_sum, seconds_sum = self._sums
-        self._sums = (
-            prompt_sum + num_prompt - last[0],
-            sampled_sum + num_sampled - last[1],
-            seconds_sum + seconds - last[2],
-        )
 
     def metrics(self, stats: SchedulerStats, num_open: int) -> EngineMetrics:
         """The state at this moment; `num_open`: sequences that have not ended."""
-        num_prompt, num_sampled, seconds = self._sums  # servers ask for this at every request
+        recent = self._recent.copy() or [(0, 0, 0.0)]  # a copy, to which no step is added meanwhile
+        num_prompt, num_sampled, seconds = map(sum, zip(*recent, strict=True))
         return EngineMetrics(
             num_running=stats.num_running,
             num_waiting=(num_waiting := max(num_open - stats.num_running, 0)),

@@ -19,6 +19,8 @@ sequence continues. The scheduler knows when a sequence ends by length, but not 
 string. In that case the step computes one row whose result is dropped. With a pipeline, as many steps are in flight as
 there are stages. They hold sequences whose tokens are known, so that all stages compute at once.
 
+A short text of an encoder is computed by the thread of its caller while nothing else is (`compute_at_once`).
+
 What a step means for its requests is in `request_progress.py`. User code (logits processors, hooks, callbacks for
 updates) runs in this thread. An exception in it, also `SystemExit`, belongs to its request and is raised where a caller
 waits for that request. Hence `except BaseException` below.
@@ -46,7 +48,7 @@ from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, Request
 from infinilm.logs import logger
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics
-from infinilm.requests.request import Completion, EngineRequest, RequestUpdate
+from infinilm.requests.request import Completion, EngineRequest, PromptRequest, RequestUpdate
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Lane, Sequence
 from infinilm.scheduling.steps import InFlight, Step
@@ -204,6 +206,42 @@ class EngineThread:
             self.turn.nudge()
             if any(request.sequence.lane is Lane.INTERACTIVE for request in listed):
                 self._interrupt(self.turn)
+
+    def compute_at_once(self, request: PromptRequest) -> bool:
+        """Compute a short text of an encoder by the thread of the caller; whether it was done.
+
+        It is not where there is other work, or anything that steps of the engine thread alone respect: a turn, a time
+        limit, hooks. Then `submit` is there for it. KeyboardInterrupt may come at any statement here: so nothing of the
+        scheduler changes, and what the engine computes is complete.
+
+        Raises
+        ------
+        EngineDeadError, InfinilmError
+            As `check_open` does.
+        """
+        if self.turn is not None or self._exchange is not None or self._stepping.locked():
+            return False
+        sequence = request.sequence
+        with self._stepping:
+            self.check_open()
+            if self._in_flight or self._work or self._hooks.in_use or not self._queue.may_be_passed:
+                return False
+            batch = self.scheduler.lone_batch(sequence)
+            if batch is None:
+                return False
+            started = time.perf_counter()
+            try:
+                output = self._engine.forward(batch)
+            except EngineDeadError as error:
+                self._death = error.__cause__ or error
+                raise
+            num_tokens, seconds = len(sequence.prompt_token_ids), time.perf_counter() - started
+            self._counters.add_step(num_tokens, 0, seconds)
+            self._counters.num_finished += 1
+        assert output.logits is not None  # the batch asks for them: hidden states [num_tokens, hidden_size]
+        sequence.logits.append(output.logits.numpy())
+        request.take_logits()
+        return True
 
     def _interrupt(self, turn: Turn) -> None:
         """Abort a long step of bulk work, for a query that would wait for it; its texts are computed once more.

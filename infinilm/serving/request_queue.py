@@ -93,6 +93,11 @@ class RequestQueue:
             return len(self.open_requests) + self._num_queued
 
     @property
+    def may_be_passed(self) -> bool:
+        """Whether a request may be computed without being put in here: none is open, and none has a time limit."""
+        return self._max_seconds is None and not self.num_open
+
+    @property
     def num_cancelled(self) -> int:
         """How many requests were cancelled and not yet taken out by `pop_cancelled`."""
         return len(self._cancelled)

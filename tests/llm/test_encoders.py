@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -119,7 +120,7 @@ def bert_small_steps(bert: Path) -> Any:
 
 
 def test_a_query_alone_is_one_look_for_work(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its step runs, no other is looked for; where texts wait, the next is made ahead."""
+    """While the step of one runs that was queued, no other is looked for; where texts wait, the next is made ahead."""
     calls: list[int] = []  # sequences of each step that was looked for
     schedule = Scheduler.schedule
 
@@ -130,7 +131,7 @@ def test_a_query_alone_is_one_look_for_work(bert: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Scheduler, "schedule", look)
     with open_llm(bert, max_num_batched_tokens=80, max_num_seqs=5) as llm:
-        llm.embed("the fox")
+        asyncio.run(llm.aembed("the fox"))
         assert calls == [1]
         llm.embed([[1 + i % 98] * 40 for i in range(6)])
         assert calls == [1, 2, 2, 2]

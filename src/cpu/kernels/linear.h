@@ -226,6 +226,7 @@ void multiply(const LinearArgs& args, Share share) {
     const bool in_one_piece = is_read_once && P == 1;
     const int64_t in_block = is_read_once ? ahead_of_once(T, P) / group_bytes : block_groups<F>;
     TileArgs tile{};
+    tile.once = is_read_once;
     const int64_t panel_stride = k_groups * group_bytes;
     tile.panel_stride = panel_stride;
     tile.scale_stride = scale_bytes_of_panel(format, in_features);

@@ -99,20 +99,21 @@ struct TileArgs {
     int64_t scales_ahead;        // the same of the scales
     float* sums;                 // [P][T][16]
     bool first;                  // the sums begin here
+    bool once;                   // no other group reads these weights
 };
 
-// Whether a tile of T tokens and P panels has few tokens, whose x leaves room in L1, and all that there are: several
-// groups have more than half of the tokens that they could have, or tiles of other numbers of panels.
+// Whether a tile of T tokens and P panels is always that of the only group, by which each weight is read once: several
+// groups have more than half of the tokens that they could have, or tiles of other numbers of panels. Tiles of either
+// kind know it by TileArgs::once.
 template <class F, int T, int P>
-constexpr bool is_alone =
-    T <= 6 && (T <= most_of_several<F> / 2 || (P == num_panels<F>(T, true) && P != num_panels<F>(T, false)));
+constexpr bool is_alone = T <= most_of_several<F> / 2 || (P == num_panels<F>(T, true) && P != num_panels<F>(T, false));
 
-// Asks for a line of a panel that is that far ahead. Weights that few tokens pass over once are asked for as data of no
-// further use: memory gives them faster so, and no other cache needs room for them. Others come as far as L2, since L1
-// waits for few lines at a time.
+// Asks for a line of a panel that is that far ahead. Weights that are read once are asked for as data of no further
+// use: memory gives them faster so, and other caches keep what they have, such as the code that goes on with the
+// result. Others come as far as L2, where the next group finds them.
 template <class F, int T, int P>
-INFINILM_INLINE void fetch(const char* line) {
-    if constexpr (is_alone<F, T, P>)
+INFINILM_INLINE void fetch(const char* line, bool once) {
+    if (is_alone<F, T, P> || once)
         __builtin_prefetch(line, 0, 0);
     else
         __builtin_prefetch(line, 0, 2);
@@ -144,6 +145,7 @@ void multiply_floats(const TileArgs& args) {
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
     const int64_t panel_stride = args.panel_stride, scale_stride = args.scale_stride, ahead = args.ahead;
+    const bool once = args.once;
     const uint32_t* x = args.x;
     const char* line = args.weights;
     for (int64_t group = 0; group < args.k_groups; ++group) {
@@ -151,7 +153,7 @@ void multiply_floats(const TileArgs& args) {
         if constexpr (F::has_scales) scales += f8_scales_at(args.group_scale_bytes, group);
         for (int number = 0; number < lines; ++number, line += line_bytes) {
 #pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) fetch<F, T, P>(line + p * panel_stride + ahead);
+            for (int p = 0; p < P; ++p) fetch<F, T, P>(line + p * panel_stride + ahead, once);
 #pragma GCC unroll 4
             for (int unit = 0; unit < F::line_units; ++unit, x += T) {
                 decltype(F::weight(line, scales, 0, 0)) w[P][panel_parts];
@@ -277,7 +279,7 @@ void multiply_integers(const TileArgs& args) {
                         const int panel = (first + v) / panel_parts, part = (first + v) % panel_parts;
                         const char* const of_panel = of_group + panel * args.panel_stride;
                         if (part == 0 && line < ((n + 1) * F::group_lines + 7) / 8 && args.ahead != 0)
-                            fetch<F, T, P>(of_panel + line * line_bytes + args.ahead);
+                            fetch<F, T, P>(of_panel + line * line_bytes + args.ahead, args.once);
                         w[v] = format.weight(of_panel, n, part);
                     }
 #pragma GCC unroll 16
@@ -328,7 +330,8 @@ void multiply_integer_tiles(const TileArgs& args) {
         const char* w = lines + c * F::x_groups * group_bytes;
         int64_t left = smaller(F::x_groups, args.k_groups - group);
         Tiles::clear<c>();
-        for (int line = 0; line < left * F::group_lines; ++line) fetch<F, T, 1>(w + line * line_bytes + args.ahead);
+        for (int line = 0; line < left * F::group_lines; ++line)
+            fetch<F, T, 1>(w + line * line_bytes + args.ahead, args.once);
         if constexpr (F::stored_as_bytes) {
             for (; left >= 2; left -= 2, w += 2 * group_bytes, quads += 2 * group_size) {
                 Tiles::load<int8_a>(quads, stride);
