@@ -176,7 +176,7 @@ private:
     Tensor shared_scratch_;            // uint8
     // The call of experts that is under way.
     ExpertRows expert_rows_;
-    std::vector<LinearArgs> linears_;
+    std::vector<LinearArgs> linears_, packing_;
     std::vector<std::pair<const LinearArgs*, Share>> linear_shares_;
 };
 
@@ -287,6 +287,14 @@ void CpuBackend::head_linear(const HeadLinearParams& p) {
     run_linears(linears_);
 }
 
+// Whether two linears pack the same x alike, which experts of one token do.
+static bool packs_as(const LinearArgs& a, const LinearArgs& b) {
+    const auto first_row = [](const LinearArgs& of) { return of.x + (of.rows ? of.rows[0] : 0) * of.x_stride; };
+    return a.num_tokens == 1 && b.num_tokens == 1 && first_row(a) == first_row(b) &&
+           a.weight.format == b.weight.format && a.weight.in_features == b.weight.in_features &&
+           a.multiply_bf16 == b.multiply_bf16;
+}
+
 // Linears that do not depend on each other, in one region: a thread that is done with its part of one goes on with
 // another.
 void CpuBackend::run_linears(std::span<LinearArgs> linears) {
@@ -301,12 +309,18 @@ void CpuBackend::run_linears(std::span<LinearArgs> linears) {
     }
     void* const* const scratch = worker_scratch(of_a_thread);
     auto* next = static_cast<std::byte*>(shared_scratch(shared));
+    packing_.clear();
     for (LinearArgs& args : linears) {
         args.scratch = scratch;
+        if (&args != linears.data() && packs_as((&args)[-1], args)) {
+            args.shared_scratch = (&args)[-1].shared_scratch;
+            continue;
+        }
         args.shared_scratch = next;
         next += shared_bytes(args);
+        packing_.push_back(args);
     }
-    if (shared > 0) run_over(&LinearKernels::pack_x, linears, false);
+    if (shared > 0) run_over(&LinearKernels::pack_x, packing_, false);
     run_over(&LinearKernels::multiply, linears, true);
 }
 

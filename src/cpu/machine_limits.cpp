@@ -31,6 +31,7 @@ double best_of(int repeats, F f) {
 double measure_read(const Kernels& kernels, ThreadPool& pool, int64_t buffer_bytes) {
     const int64_t bytes = std::clamp<int64_t>(buffer_bytes, 64 << 20, 1 << 30);
     const Tensor buffer = allocate_host(DType::uint8, {bytes});
+    prefer_huge_pages(buffer);          // as weights have them
     std::atomic<uint64_t> checksum{0};  // so that reading cannot be left out
     auto share = [&](int worker, int count, auto f) {
         const int64_t begin = bytes * worker / count / 4096 * 4096, end = bytes * (worker + 1) / count / 4096 * 4096;

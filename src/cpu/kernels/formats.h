@@ -89,6 +89,7 @@ struct PairX {
 struct Bf16Dots : PairX {
     static constexpr Format format = Format::bf16;
     static constexpr int line_units = 1;
+    static constexpr bool reads_whole_panels = true;  // see multiply() of linear.h
     static INFINILM_MEMBER dvec broadcast(const uint32_t* x) { return (dvec)set1_uint(*x); }
     static INFINILM_MEMBER dvec weight(const char* line, const char*, int, int part) {
         return (dvec)load_uint(line + part * sizeof(uvec));

@@ -221,9 +221,10 @@ void multiply(const LinearArgs& args, Share share) {
     char* const expanded = (char*)(scratch + scratch_shape<F>(groups).num_sums);
     const int64_t pairs_at_a_time = num_pairs_at_a_time<F>(groups);
     // Weights that are read once have blocks of what is asked for ahead, so that this is as far ahead at the end of a
-    // panel, where others follow. A single panel is read from end to end, which is what memory does best.
+    // panel, where others follow. A single panel is read from end to end, which is what memory does best, and so are
+    // two of a format whose products keep pace with memory.
     const bool is_read_once = groups.count == 1 && !is_tile<F> && !is_expanded<F>;
-    const bool in_one_piece = is_read_once && P == 1;
+    const bool in_one_piece = is_read_once && (P == 1 || (P == 2 && requires { F::reads_whole_panels; }));
     const int64_t in_block = is_read_once ? ahead_of_once(T, P) / group_bytes : block_groups<F>;
     TileArgs tile{};
     tile.once = is_read_once;
@@ -249,16 +250,18 @@ void multiply(const LinearArgs& args, Share share) {
                     tile.ahead = groups_ahead * group_bytes + (num_pairs * 2 - 1) * panel_stride;
                     tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
                 }
+                tile.ahead_at_end = tile.ahead + (in_one_piece ? (P - 1) * panel_stride : 0);
+                tile.end_groups = groups_ahead;
                 const char* weights = (const char*)args.weight.panels + 2 * pair * panel_stride + first * group_bytes;
                 if constexpr (is_expanded<F>) {
                     tile.panel_stride =
                         expand<F>(weights, panel_stride, 2 * num_pairs, tile.k_groups, tile.ahead, expanded);
-                    tile.ahead = 0;
+                    tile.ahead = tile.ahead_at_end = 0;
                     weights = expanded;
                 }
                 for (int64_t group = 0; group < num_groups; ++group) {
                     tile.x = x + x_rows_before<F>(groups, k_groups, first, begin + group);
-                    if (group > 0) tile.ahead = tile.scales_ahead = 0;
+                    if (group > 0) tile.ahead = tile.ahead_at_end = tile.scales_ahead = 0;
                     const Tile& multiply_tile = P > 2 * num_pairs ? tile_of_pair : best_tile;  // the last pair
                     for (int64_t i = 0; i < 2 * num_pairs; i += multiply_tile.num_panels) {
                         tile.weights = weights + i * tile.panel_stride;

@@ -96,6 +96,8 @@ struct TileArgs {
     int64_t group_scale_bytes;   // bytes of a group
     int64_t panel_stride;        // bytes from panel to panel
     int64_t ahead;               // bytes that prefetches are ahead of reads; 0: none
+    int64_t ahead_at_end;        // floats: the same in the last end_groups groups
+    int64_t end_groups;          // of the block
     int64_t scales_ahead;        // the same of the scales
     float* sums;                 // [P][T][16]
     bool first;                  // the sums begin here
@@ -137,6 +139,10 @@ INFINILM_INLINE void store_sums(const vec (&sums)[T][P][panel_parts], const Tile
     }
 }
 
+INFINILM_INLINE int64_t ahead_of(const TileArgs& args, int64_t group) {
+    return group < args.k_groups - args.end_groups ? args.ahead : args.ahead_at_end;
+}
+
 template <class F, int T, int P>
 void multiply_floats(const TileArgs& args) {
     constexpr int lines = lines_of_group(F::format);
@@ -144,11 +150,12 @@ void multiply_floats(const TileArgs& args) {
     constexpr bool holds_two = num_registers == 32 || T == 1 || P == 1;
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
-    const int64_t panel_stride = args.panel_stride, scale_stride = args.scale_stride, ahead = args.ahead;
+    const int64_t panel_stride = args.panel_stride, scale_stride = args.scale_stride;
     const bool once = args.once;
     const uint32_t* x = args.x;
     const char* line = args.weights;
     for (int64_t group = 0; group < args.k_groups; ++group) {
+        const int64_t ahead = ahead_of(args, group);
         const char* scales = args.scales;
         if constexpr (F::has_scales) scales += f8_scales_at(args.group_scale_bytes, group);
         for (int number = 0; number < lines; ++number, line += line_bytes) {
@@ -404,7 +411,9 @@ void multiply_scaled(const TileArgs& args) {
     part.sums = of_scale;
     part.first = true;
     part.k_groups = at_once;
+    part.end_groups = 0;
     for (int64_t group = 0; group < args.k_groups; group += at_once) {
+        part.ahead = ahead_of(args, group);
         multiply_tile<typename F::Multiplied, T, P>(part);
         part.x += at_once * F::x_rows * T;
         part.weights += at_once * lines_of_group(F::format) * line_bytes;
