@@ -277,12 +277,14 @@ public:
         if (workspace_bytes_ > 0) check(cudaMemset(workspace_.as<void>(), 0, static_cast<size_t>(workspace_bytes_)));
         int sms = 0;
         check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-        const AttentionWork listed =
-            list_attention_work({num_seqs, edges_.data(), lens_.data()}, {{0, heads}}, sms, workspace_bytes_);
+        const std::vector<int> blocks = shuffled(num_seqs * per_seq_);  // as in table_
+        AttentionLengths lengths{num_seqs, edges_.data(), lens_.data()};
+        lengths.block_table = blocks.data(), lengths.table_stride = per_seq_, lengths.block_size = block_size;
+        const AttentionWork listed = list_attention_work(lengths, {{0, heads}}, sms, workspace_bytes_);
         const AttentionList& list = listed.lists[0];
         array_ = std::make_unique<Memory>(listed.array);
         work_ = {array_->as<int4>(),
-                 0,
+                 static_cast<int>(list.decode_begin),
                  static_cast<int>(list.num_decode),
                  static_cast<int>(list.prefill_begin),
                  static_cast<int>(list.num_prefill),

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kWidenThreads) widen_kernel(const AttentionKer
 }
 
 cudaError_t launch_decode_items(const AttentionKernelArgs& p, cudaStream_t stream) {
-    if (p.work.most_decode == 0) return cudaSuccess;
+    if (p.work.num_decode == 0) return cudaSuccess;
     return has_row_scales(p.cache_type) ? launch_attention_decode_8_bits(p, stream)
                                         : launch_attention_decode(p, stream);
 }

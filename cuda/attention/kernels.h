@@ -35,12 +35,11 @@ cudaError_t choose_keys(const ChooseKeysArgs&, cudaStream_t);
 
 // Heads: head_dim is a multiple of 8, at most 256, 512 or 576. Norms of heads are float32.
 //
-// What is to be done, as ops/attention_work.h has it: the array of a step's lists, on the device, and what the host
-// knows of the list of this window.
+// What is to be done, as ops/attention_work.h has it: the array of a step's lists, on the device, and where the items
+// of this window lie in it.
 struct AttentionWorkArgs {
     const int4* array;
-    int list;         // its number, which is the element that its head is
-    int most_decode;  // items of decode, or more: in a graph the most of any step that it is launched for
+    int decode_begin, num_decode;
     int prefill_begin, num_prefill;
     int row_floats;   // of a row of partial results
     void* workspace;  // aligned to 256; zero before the first use

@@ -527,8 +527,8 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
     auto* const wide = p.wide_cache.as<std::byte>();
     const int64_t values_begin = p.v_cache ? p.k_cache.numel() : args.head_dim - args.value_dim;
     const AttentionWorkArgs work{.array = p.work.as<const int4>(),
-                                 .list = p.list,
-                                 .most_decode = count(p.known.num_decode),
+                                 .decode_begin = count(p.known.decode_begin),
+                                 .num_decode = count(p.known.num_decode),
                                  .prefill_begin = count(p.known.prefill_begin),
                                  .num_prefill = count(p.known.num_prefill),
                                  .row_floats = p.known.row_floats,

@@ -5,7 +5,7 @@
 // The first step of a shape runs eagerly, which allocates whatever the shape needs; the second is recorded; all from
 // then on are launched. A shape is what sizes and grids of the step's kernels depend on (Key): the longest context
 // counts as the next power of two. What attention has to do is a list that comes with the step's arrays, and its length
-// counts as the next power of two, too. The block table stays where it is (model/block_table.h).
+// is a power of two. The block table stays where it is (model/block_table.h).
 //
 // Masks come while the step runs, so a graph of a step with masks ends with the logits, and its tokens are sampled
 // behind it.

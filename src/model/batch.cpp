@@ -221,6 +221,10 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
                                        .context_lens = batch.context_lens.as<const int32_t>(),
                                        .window_lens = batch.window_lens.as<const int32_t>(),
                                        .two_way_seqs = batch.two_way_seqs.as<const int32_t>(),
+                                       .block_table = batch.block_table.select(0, 0).as<const int32_t>(),
+                                       .window_table = batch.block_table.select(0, num_groups - 1).as<const int32_t>(),
+                                       .table_stride = batch.block_table.stride(1),
+                                       .block_size = cache.spec().block_size,
                                        .of_tokens = &of_tokens};
         AttentionWork work =
             list_attention_work(of_seqs, cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
@@ -241,7 +245,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         };
         std::vector<TensorView> arrays;
         for (const Tensor* field : fields) arrays.push_back(*field);
-        // Its size is that of the step, and graphs find all arrays where they were. What is behind is in no graph.
+        // Graphs find all arrays where they were, since a graph is of steps with lists of one size.
         arrays.push_back(pairs(work.array, 4));
         arrays.push_back(staged.previous_rows);
         arrays.push_back(entries.empty() ? TensorView() : pairs(entries, 2));

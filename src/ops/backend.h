@@ -260,8 +260,7 @@ struct AttentionParams {
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more
     TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array
-    int list = 0;               // of that, for layers like this one
-    AttentionList known = {};   // of that list
+    AttentionList known = {};   // the list in it of layers like this one
     TensorView workspace = {};  // uint8: for partial results, zero before the first use; see attention_workspace_bytes
     // uint8: room for k_cache and v_cache in the dtype of q, one behind the other, where rows have scales; else absent.
     TensorView wide_cache = {};

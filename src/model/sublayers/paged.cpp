@@ -60,7 +60,6 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
                            .two_way_seqs = own.cache.spans ? s.batch.two_way_seqs.view() : TensorView(),
                            .max_query_len = s.batch.max_query_len,
                            .work = s.batch.attention_work,
-                           .list = static_cast<int>(list - lists.begin()),
                            .known = list == lists.end() ? AttentionList() : *list,
                            .workspace = s.cache.workspace(),
                            .wide_cache = s.cache.wide_cache()};
