@@ -105,13 +105,14 @@ __device__ __forceinline__ bool values_end_keys(const AttentionKernelArgs& p) {
 }
 
 // attention_decode.cu, attention_prefill.cu, attention_wide.cu
-cudaError_t launch_attention_decode(const AttentionKernelArgs&, cudaStream_t);
-cudaError_t launch_attention_decode_8_bits(const AttentionKernelArgs&, cudaStream_t);
+// store: what decode does of the step's heads before (attention_decode.cuh); without a qkv: nothing.
+cudaError_t launch_attention_decode(const AttentionKernelArgs&, const QkNormRopeStoreArgs& store, cudaStream_t);
+cudaError_t launch_attention_decode_8_bits(const AttentionKernelArgs&, const QkNormRopeStoreArgs& store, cudaStream_t);
 cudaError_t launch_attention_prefill(const AttentionKernelArgs&, cudaStream_t);
 cudaError_t launch_attention_wide(const AttentionKernelArgs&, cudaStream_t);
 
 // attention.cu. What is decode's of a step's list.
-cudaError_t launch_decode_items(const AttentionKernelArgs&, cudaStream_t);
+cudaError_t launch_decode_items(const AttentionKernelArgs&, const QkNormRopeStoreArgs& store, cudaStream_t);
 // Where the cache has 8 bits, widens what the sequences of prefill see of it and lets `args` read that.
 cudaError_t widen_prefill_keys(AttentionKernelArgs& args, cudaStream_t);
 

@@ -12,12 +12,18 @@
 // not there cost less than the wait for the keys. What bounds it is latency: with few sequences a block has a chunk or
 // two. Ideas: Flash-Decoding (Dao et al. 2023), with a fixed chunk instead of a fixed number of splits.
 //
+// In steps of one token a sequence, a block may also do what lies between the linear of q, k and v and attention
+// (store_head.cuh): each block norms and turns its queries on their way to shared memory, and the one that has the last
+// keys of its tile writes the new key and value to the cache before it copies them with the others. No other block
+// reads these. So a layer has one launch less, and q is not written and read again.
+//
 // Where the cache has 8 bits, its numbers are copied to places of their own, and each thread widens what it has copied
 // into the tile that is multiplied: keys, then values. Half the bytes are on their way in as many copies, and scores
 // and outputs are those of attention over the widened keys, bit for bit.
 #pragma once
 
 #include "cuda/attention/attention.cuh"
+#include "cuda/attention/store_head.cuh"
 #include "cuda/core/launch.cuh"
 
 namespace infinilm::cuda {
@@ -51,12 +57,12 @@ struct DecodeTile {
     int begin, end, chunk0, chunks;  // keys that any row sees; the first of their chunks, and how many
     int slot, width, first_chunk;    // of AttentionDecodeItem
     int first_token, query_len, context;
-    int first_block;                 // of the sequence's, of which `blocks` is
+    int first_block;  // of the sequence's, of which `blocks` is
     int blocks[attention_item_blocks];
-    int all_begin, all_end;          // keys that all rows see
-    int ahead;                       // see RowsOf::keys_ahead
-    int row_ends[kTileRows];         // of the keys that each row sees, as far as there are some
-    bool is_last;                    // of the blocks to arrive
+    int all_begin, all_end;   // keys that all rows see
+    int ahead;                // see RowsOf::keys_ahead
+    int row_ends[kTileRows];  // of the keys that each row sees, as far as there are some
+    bool is_last;             // of the blocks to arrive
 
     // By the first warp. item: an AttentionDecodeItem, all of which is asked for at once.
     __device__ __forceinline__ void find(const AttentionKernelArgs& p, const int4* item, int head) {
@@ -125,6 +131,10 @@ struct DecodeRoom {
         key_numbers = smem += Shape::kKeyRows;
         value_numbers = smem += Shape::kNumbers;
         value_scales = reinterpret_cast<float*>(smem + Shape::kNumbers);
+    }
+    // Of 8 columns of a query row.
+    __device__ __forceinline__ T* query(int row, int unit) const {
+        return queries + unit / Shape::kUnits * Shape::kQueryPart + place<Shape::kUnits>(row, unit % Shape::kUnits);
     }
     __device__ __forceinline__ int* rows_of(int i) const { return key_rows + i % 2 * kChunk; }
     // Where copies go: of keys from `key` on, and of values.
@@ -350,9 +360,34 @@ __device__ __forceinline__ void prefetch_key(const AttentionKernelArgs& p, int r
     }
 }
 
+// The heads of the tile's token, a warp each in turn: queries to their tile, and where `keys` the key and the value to
+// the cache. No thread reads room.weights yet.
+template <class T, class Shape>
+__device__ __forceinline__ void store_heads(const QkNormRopeStoreArgs& store, const DecodeTile& tile,
+                                            const DecodeRoom<T, Shape>& room, bool keys) {
+    const int num_heads = store.rope.num_heads, num_kv_heads = store.rope.num_kv_heads;
+    float* const shared = reinterpret_cast<float*>(room.weights) + static_cast<int>(warp_id()) * store.rope.head_dim;
+    const int count = tile.num_rows + (keys && num_kv_heads > 0 ? 2 : 0);
+    for (int i = static_cast<int>(warp_id()); i < count; i += kDecodeWarps) {
+        const int of_kv = i - tile.num_rows;  // 0: the key; 1: the value
+        const int head = of_kv < 0 ? tile.kv_head * tile.num_rows + i : num_heads + of_kv * num_kv_heads + tile.kv_head;
+        store_head<T>(store, tile.first_token, head, shared, [&](T*, int column, const float (&x)[8]) {
+            if (of_kv < 0) store8(room.query(i, column / 8), x);
+        });
+        __syncwarp();  // the next head takes the place of this one
+    }
+    constexpr int kUnits = Shape::kParts * Shape::kUnits;
+    for (int i = static_cast<int>(threadIdx.x); i < kTileRows * kUnits; i += kDecodeThreads) {
+        const int row = i / kUnits, unit = i % kUnits;
+        if (row >= tile.num_rows || unit * 8 >= store.rope.head_dim)
+            *reinterpret_cast<uint4*>(room.query(row, unit)) = make_uint4(0, 0, 0, 0);
+    }
+}
+
 // One item of the list, for one kv head, by the whole block.
 template <class T, class E, int D, int kColumns>
-__device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTile& tile, uint8_t* smem) {
+__device__ __forceinline__ void run_item(const AttentionKernelArgs& p, const QkNormRopeStoreArgs& store,
+                                         DecodeTile& tile, uint8_t* smem) {
     using Shape = DecodeShape<E, D, kColumns>;
     constexpr bool kAhead = !Shape::kShared || Shape::kWidens;  // the next keys and values come meanwhile
     const DecodeRoom<T, Shape> room(smem);
@@ -408,12 +443,19 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
     locate(0);
     prefetch_key<E>(p, room.rows_of(0)[threadIdx.x]);
     locate(1);
-    grid_dependency_wait();  // where the keys are, the host has listed; what they are may be an output
-    load_keys(0, 0);
-    __syncthreads();  // the rows of all keys have come
+    grid_dependency_wait();             // where the keys are, the host has listed; what they are may be an output
+    constexpr bool kStores = D <= 256;  // wider heads have no room for it
+    const bool stores = kStores && store.qkv, has_new_key = stores && first + count == tile.chunks;
+    const bool waits = has_new_key && count == 1;  // for the new key; later chunks are copied behind a barrier anyway
+    if (!waits) load_keys(0, 0);
+    if constexpr (kStores) {
+        if (stores) store_heads<T>(store, tile, room, has_new_key);
+    }
+    __syncthreads();  // the rows of all keys have come, and the new key and value are in the cache
+    if (waits) load_keys(0, 0);
     if (kAhead) load_values(0, 0);
     load_scales(0);
-    for (int part = 0; part < Shape::kParts; ++part)
+    for (int part = 0; !stores && part < Shape::kParts; ++part)
         copy_queries<kTileRows, Shape::kUnits>(room.queries + part * Shape::kQueryPart, p, tile.rows(p), tile.row0,
                                                part * Shape::kUnits);
     __syncthreads();
@@ -480,7 +522,7 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
 
 template <class T, class E, int D, int kColumns>
 __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<E, D, kColumns>::kBlocks)
-    attention_decode_kernel(const AttentionKernelArgs p) {
+    attention_decode_kernel(const AttentionKernelArgs p, const QkNormRopeStoreArgs store) {
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(DecodeTile, tile, [1]);
     // The kv heads of an item are neighbours: they read the same entry.
@@ -490,16 +532,16 @@ __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<E, D, kColumns>::k
     if (warp_id() == 0) tile->find(p, p.work.array + p.work.decode_begin + number * kItem, head);
     __syncthreads();
     if (tile->seq < 0) return grid_dependency_wait();
-    run_item<T, E, D, kColumns>(p, *tile, smem);
+    run_item<T, E, D, kColumns>(p, store, *tile, smem);
 }
 
 template <class T, class E, int D, int kColumns>
-cudaError_t launch_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
+cudaError_t launch_decode(const AttentionKernelArgs& p, const QkNormRopeStoreArgs& store, cudaStream_t stream) {
     using Shape = DecodeShape<E, D, kColumns>;
     static_assert(sizeof(DecodeTile) <= declared_shared_bytes);
     const dim3 grid(static_cast<unsigned>(p.work.num_decode * p.num_kv_heads));
     return launch<attention_decode_kernel<T, E, D, kColumns>>(
-        {grid, dim3(kDecodeThreads), size_t{Shape::kBytes}, stream}, p);
+        {grid, dim3(kDecodeThreads), size_t{Shape::kBytes}, stream}, p, store);
 }
 
 }  // namespace infinilm::cuda

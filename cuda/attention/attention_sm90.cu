@@ -454,7 +454,7 @@ cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work
         a.two_way || a.two_way_seqs || a.position_bias)
         return attention(a, work, stream);
     AttentionKernelArgs p(a, work);
-    if (cudaError_t error = launch_decode_items(p, stream)) return error;
+    if (cudaError_t error = launch_decode_items(p, {}, stream)) return error;
     if (cudaError_t error = widen_prefill_keys(p, stream)) return error;
     int num_sms = 0;
     if (cudaError_t error = device_sms(num_sms)) return error;

@@ -49,6 +49,11 @@ struct AttentionWorkArgs {
 };
 cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);       // bf16, f16
 cudaError_t attention_sm90(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // the same on Hopper (wgmma)
-cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);                             // Element::f32
+// qk_norm_rope_store_kv and attention of its q, in one kernel, where attention_stores_kv(): no sequence reads a key
+// that another one writes here. q is not written.
+bool attention_stores_kv(const QkNormRopeStoreArgs&, const AttentionArgs&, const AttentionWorkArgs&);
+cudaError_t store_kv_and_attend(const QkNormRopeStoreArgs&, const AttentionArgs&, const AttentionWorkArgs&,
+                                cudaStream_t);
+cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);  // Element::f32
 
 }  // namespace infinilm::cuda

@@ -51,11 +51,13 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             .samples = static_cast<bool>(batch.temperature),
             .masked = static_cast<bool>(batch.allowed),
             .drafts = static_cast<bool>(batch.hidden_rows),
+            .writes_apart = false,
             .verifies = static_cast<bool>(batch.state_tokens),
             .replays = static_cast<bool>(batch.num_replayed),
             .changes = static_cast<bool>(batch.change_rows),
             .returns = batch.change_rows && batch.return_logits};
     const Batch staged = stage(batch);
+    key.writes_apart = staged.writes_apart;
     for (const AttentionList& list : staged.attention_lists) {
         key.most_items.push_back(list.num_decode);
         key.most_items.push_back(list.num_prefill);

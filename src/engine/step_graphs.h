@@ -77,6 +77,7 @@ private:
         int num_candidates;      // of a rank, where there are several
         bool samples, masked;    // sampling with masks is no part of the graph
         bool drafts;             // a step of the MTP head
+        bool writes_apart;       // see Batch
         bool verifies, replays;  // states do not take in drafts, and take in those of the step before that were right
         bool changes, returns;   // logits, before they are sampled from; as they were before that
         bool operator==(const Key&) const = default;

@@ -665,12 +665,17 @@ public:
     virtual void linear(const LinearParams&) = 0;
     // linear, then qk_norm_rope_store_kv of its out, which is rope.qkv; afterwards only the q part of it is defined.
     virtual void linear_rope_store_kv(const LinearParams&, const RopeStoreParams& rope) = 0;
+    // Whether that is one kernel; else store_kv_and_attend may be faster.
+    virtual bool fuses_rope_store(const LinearParams&, const RopeStoreParams&) { return true; }
     // linear of a plain weight without a residual, then act_mul of its out alone, in place.
     virtual void linear_act(const LinearParams&);
     virtual void head_linear(const HeadLinearParams&);
     virtual void rope_table(const RopeTableParams&) = 0;
     virtual void qk_norm_rope_store_kv(const RopeStoreParams&) = 0;
     virtual void paged_attention(const AttentionParams&) = 0;
+    // qk_norm_rope_store_kv, then paged_attention, whose q is that of store.qkv; afterwards nothing of qkv is defined.
+    // No sequence reads a key that another one stores here.
+    virtual void store_kv_and_attend(const RopeStoreParams& store, const AttentionParams&);
     virtual void choose_keys(const ChooseKeysParams&) = 0;
     virtual void act_mul(const ActMulParams&) = 0;
     virtual void clip(const ClipParams&) = 0;

@@ -106,7 +106,9 @@ def list_work(
     items = array[decode_begin:count].reshape(num_decode, 16)
     decode = items[items[:, 0] >= 0]
     places = 0 if len(decode) == 0 else max(16, 1 << (len(decode) - 1).bit_length())
-    assert num_decode == places and (items[len(decode) :, 0] == -1).all(), "empty items are at the end, as few as may be"
+    assert num_decode == places and (items[len(decode) :, 0] == -1).all(), (
+        "empty items are at the end, as few as may be"
+    )
     assert (decode[:, 4] == edges[decode[:, 0]]).all() and (decode[:, 6] == lengths[decode[:, 0]]).all()
     assert (decode[:, 5] == np.diff(edges)[decode[:, 0]]).all() and (decode[:, 7] == decode[:1, 7]).all()
     used, group = 0, heads[0] // heads[1]
@@ -149,6 +151,16 @@ class Case:
     def out_dim(self) -> int:
         """Columns of a head's output."""
         return self.value_dim or self.head_dim
+
+
+@dataclass(frozen=True)
+class Store:
+    """What is left to do of q, k and v of sequences of one token each."""
+
+    fused: bool  # by attention; else by a kernel in front of it
+    norms: bool
+    rotary_dim: int  # 0: no RoPE
+    own_kv: bool  # else there is q alone
 
 
 class Problem:
@@ -211,12 +223,19 @@ class Problem:
         return [(s, 0, n) for s, (_, n) in enumerate(self.case.sequences)]
 
     def run(
-        self, parts: list[Part], num_rows: int = AMPLE, num_sms: int = NUM_SMS, known: bool = True, sm90: bool = False
+        self,
+        parts: list[Part],
+        num_rows: int = AMPLE,
+        num_sms: int = NUM_SMS,
+        known: bool = True,
+        sm90: bool = False,
+        store: Store | None = None,
     ) -> list[Array]:
         """One call whose sequences are the parts, in their order: the bits of out, by part.
 
         num_rows: that the workspace has for partial results, at most; num_sms: that its list is made for; known:
-        items of decode have the numbers of their first blocks; sm90: by attention_sm90.
+        items of decode have the numbers of their first blocks; sm90: by attention_sm90; store: q, k and v are drawn
+        instead, and k and v go to the cache.
         """
         gpu, case = self.gpu, self.case
         heads, kv_heads = case.heads
@@ -227,6 +246,11 @@ class Problem:
         q = _store(np.full((max(edges[-1], 1), q_stride), np.nan), kind)
         for (s, begin, end), at in zip(parts, edges, strict=False):
             q[at : at + end - begin, :width] = self.q[s][begin:end].reshape(end - begin, width)
+        rng, draws = np.random.default_rng(case.seed + 1), [None] * 5
+        if store:
+            q[:, : width + 2 * kv_heads * case.head_dim] = _store(
+                rng.standard_normal((len(q), width + 2 * kv_heads * case.head_dim)), kind
+            )
         contexts = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in parts]
         guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
         out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
@@ -243,6 +267,17 @@ class Problem:
         inputs = [gpu.upload(a) for a in arrays]
         flags = np.array(spans, np.int32) if spans else None
         sinks, bias, flags = (None if a is None else gpu.upload(a) for a in (self.sinks, self.bias, flags))
+        if store:
+            last = [(s, case.sequences[s][0] - 1) for s, _, _ in parts]
+            slots = [self.table[s, at // self.block_size] * self.block_size + at % self.block_size for s, at in last]
+            norms = [rng.standard_normal(case.head_dim).astype(np.float32) for _ in range(3)]
+            turns = rng.standard_normal((len(parts), store.rotary_dim)).astype(np.float32)
+            draws = [
+                np.array(slots, np.int64),
+                *(norms if store.norms else [None] * 3),
+                turns if store.rotary_dim else None,
+            ]
+        on_device = [None if a is None else gpu.upload(a) for a in draws]
         distances = 0 if self.bias is None else self.bias.shape[1]
         centre = None if bias is None else Buffer(bias.pointer + distances // 2 * 4, (), bias.dtype)
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
@@ -251,12 +286,13 @@ class Problem:
             work.num_decode, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks, flags, centre, distances,
-            TYPES[case.cache or kind], *self.scales, *self.wide,
+            TYPES[case.cache or kind], *self.scales, *self.wide, 1 + store.fused if store else 0, len(parts),
+            int(bool(store and store.own_kv)), *on_device, store.rotary_dim if store else 0,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, out_width:] == guard).all(), "wrote outside of out"
         assert not gpu.download(workspace)[:, -2].any(), "a counter was left behind"
-        for buffer in (out, workspace, *inputs, *(b for b in (sinks, bias, flags) if b is not None)):
+        for buffer in (out, workspace, *inputs, *(b for b in (sinks, bias, flags, *on_device) if b is not None)):
             gpu.free(buffer)
         values = got[1:-1, :out_width].view(np.float32) if kind == "f32" else got[1:-1, :out_width]
         return np.split(values.reshape(-1, heads, case.out_dim), edges[1:-1])
@@ -326,6 +362,18 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, 
     same(single, "token by token")
     same(single[::-1], "token by token, not cut", num_rows=0)
     same(single, "token by token, some cut", num_rows=40, num_sms=200)
+
+
+def stored(gpu: Gpu, shape: dict[str, Any], num_sms: int, **how: Any) -> None:
+    """Norms of heads, RoPE and the cache within attention, and by a kernel in front of it: the same bits everywhere."""
+    results = []
+    for fused in (False, True):
+        problem = Problem(gpu, Case(**shape))
+        out = problem.run(problem.whole(), num_sms=num_sms, store=Store(fused=fused, **how))
+        results.append([*out, *(gpu.download(b) for b in (*problem.caches, *problem.scales) if b is not None)])
+    for want, got in zip(*results, strict=True):
+        unequal = np.argwhere(want.view(np.uint8) != got.view(np.uint8))
+        assert len(unequal) == 0, f"{shape}: first at {unequal[0]} of {want.shape}"
 
 
 def not_a_number(gpu: Gpu, kind: str) -> None:
