@@ -301,6 +301,7 @@ public:
                                    : static_cast<const uint16_t*>(args.k_cache) + args.head_dim - args.value_dim;
 #if INFINILM_SM90
         if (kernel == 1) return attention_sm90(args, work_, stream);
+        if (kernel == 2) return attention_sm90_in_turns(args, work_, stream);
 #endif
         return kernel == 0 ? attention(args, work_, stream) : cudaErrorNotSupported;
     }
@@ -482,19 +483,22 @@ int bench_attention(int kernel, int num_seqs, int queries, int context, int num_
     });
 }
 
-// How many of the outputs of the two differ, of all `context` tokens of a sequence.
+// How many of the outputs by wgmma, without turns and in turns, differ from those by mma.sync, of all `context` tokens
+// of a sequence.
 int bench_attention_bits(int context, int num_heads, int num_kv_heads, int head_dim, int block_size, int64_t* unequal) {
     return guarded([&] {
         const AttentionInputs inputs({num_heads, num_kv_heads, head_dim, head_dim}, 1, context, context, block_size, 0,
                                      1);
-        std::vector<uint16_t> got[2];
-        for (int kernel = 0; kernel < 2; ++kernel) {
+        std::vector<uint16_t> got[3];
+        for (int kernel = 0; kernel < 3; ++kernel) {
             check(inputs.run(kernel, 0, nullptr));
             got[kernel].resize(static_cast<size_t>(int64_t{context} * num_heads * head_dim));
             check(cudaMemcpy(got[kernel].data(), inputs.out(), 2 * got[kernel].size(), cudaMemcpyDeviceToHost));
         }
-        *unequal = std::inner_product(got[0].begin(), got[0].end(), got[1].begin(), int64_t{0}, std::plus<>(),
-                                      [](uint16_t a, uint16_t b) { return int64_t{a != b}; });
+        *unequal = 0;
+        for (int kernel = 1; kernel < 3; ++kernel)
+            *unequal += std::inner_product(got[0].begin(), got[0].end(), got[kernel].begin(), int64_t{0}, std::plus<>(),
+                                           [](uint16_t a, uint16_t b) { return int64_t{a != b}; });
     });
 }
 

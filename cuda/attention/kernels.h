@@ -49,6 +49,8 @@ struct AttentionWorkArgs {
 };
 cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);       // bf16, f16
 cudaError_t attention_sm90(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // the same on Hopper (wgmma)
+// The same, whose warpgroups take turns at the tensor cores. Not measured, so that no step takes it: bench/gpu_kernels.
+cudaError_t attention_sm90_in_turns(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);
 // qk_norm_rope_store_kv and attention of its q, in one kernel, where attention_stores_kv(): no sequence reads a key
 // that another one writes here. q is not written.
 bool attention_stores_kv(const QkNormRopeStoreArgs&, const AttentionArgs&, const AttentionWorkArgs&);

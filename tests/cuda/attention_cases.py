@@ -228,14 +228,14 @@ class Problem:
         num_rows: int = AMPLE,
         num_sms: int = NUM_SMS,
         known: bool = True,
-        sm90: bool = False,
+        sm90: int = 0,
         store: Store | None = None,
     ) -> list[Array]:
         """One call whose sequences are the parts, in their order: the bits of out, by part.
 
         num_rows: that the workspace has for partial results, at most; num_sms: that its list is made for; known:
-        items of decode have the numbers of their first blocks; sm90: by attention_sm90; store: q, k and v are drawn
-        instead, and k and v go to the cache.
+        items of decode have the numbers of their first blocks; sm90: 1: by attention_sm90, 2: in turns; store: q, k
+        and v are drawn instead, and k and v go to the cache.
         """
         gpu, case = self.gpu, self.case
         heads, kv_heads = case.heads
@@ -282,7 +282,7 @@ class Problem:
         centre = None if bias is None else Buffer(bias.pointer + distances // 2 * 4, (), bias.dtype)
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
         gpu.call(
-            "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
+            "run_attention", sm90, TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             work.num_decode, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks, flags, centre, distances,
@@ -341,7 +341,8 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, 
         twin = Problem(gpu, dataclasses.replace(problem.case, cache=""), same_as=problem).run(whole)
         assert all(np.array_equal(*pair) for pair in zip(want, twin, strict=True)), "not the bits of the widened keys"
     if hopper and problem.case.kind != "f32" and problem.case.head_dim <= 128:  # of wider heads it is the same
-        same(whole, "by wgmma", sm90=True)
+        same(whole, "by wgmma", sm90=1)
+        same(whole, "by wgmma, in turns", sm90=2)
     if cuts is None:
         return
     for part in whole[:2]:

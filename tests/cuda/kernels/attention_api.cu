@@ -33,8 +33,9 @@ int64_t attention_list(int num_seqs, const int* cu_seqlens_q, const int* context
     return count;
 }
 
-// sm90: by attention_sm90. store: 0: q is as attention reads it; else q is what a linear gave, with keys and values
-// that go to `slots`: 1: by a kernel in front of attention; 2: by store_kv_and_attend, -1 if it does not take them.
+// sm90: 1: by attention_sm90, 2: by attention_sm90_in_turns. store: 0: q is as attention reads it; else q is what a
+// linear gave, with keys and values that go to `slots`: 1: by a kernel in front of attention; 2: by
+// store_kv_and_attend, -1 if it does not take them.
 int run_attention(int sm90, int type, const void* q, const void* k_cache, const void* v_cache, const int* block_table,
                   const int* cu_seqlens_q, const int* context_lens, void* out, const void* work, void* workspace,
                   int num_decode, int num_prefill, int q_stride, int out_stride, int block_table_stride, int num_seqs,
@@ -79,7 +80,8 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
     const AttentionWorkArgs args{static_cast<const int4*>(work), num_prefill, num_decode, 0,     num_prefill,
                                  attention_row_floats(head_dim), workspace,   wide_k,     wide_v};
     if (store) {
-        RopeStoreArgs rope{cos_sin, cos_sin, q_norm, k_norm, v_norm};
+        RopeStoreArgs rope{};
+        rope.cos_sin = rope.q_cos_sin = cos_sin, rope.q_norm = q_norm, rope.k_norm = k_norm, rope.v_norm = v_norm;
         rope.num_heads = num_heads, rope.head_dim = head_dim, rope.value_dim = head_dim, rope.rotary_dim = rotary_dim;
         rope.block_size = block_size, rope.eps = 1e-5f, rope.cache_type = static_cast<Element>(cache_type);
         if (own_kv) {
@@ -92,6 +94,7 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
             return attention_stores_kv(of_step, a, args) ? store_kv_and_attend(of_step, a, args, nullptr) : -1;
         if (cudaError_t error = qk_norm_rope_store_kv(of_step, nullptr)) return error;
     }
-    return (sm90 ? attention_sm90 : attention)(a, args, nullptr);
+    constexpr decltype(&attention) kernels[] = {attention, attention_sm90, attention_sm90_in_turns};
+    return kernels[sm90](a, args, nullptr);
 }
 }

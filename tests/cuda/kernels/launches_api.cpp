@@ -131,6 +131,7 @@ struct Launches {
         expect(
             (is_hopper ? attention_sm90 : cuda::attention)(a, value_dim > attention_wide_values ? few : work, nullptr),
             what);
+        if (is_hopper && value_dim <= attention_wide_values) expect(attention_sm90_in_turns(a, work, nullptr), what);
         a.chunked = true, a.sliding_window = 128;  // by mma.sync on Hopper, too
         expect(
             (is_hopper ? attention_sm90 : cuda::attention)(a, value_dim > attention_wide_values ? few : work, nullptr),
