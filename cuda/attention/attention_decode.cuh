@@ -132,7 +132,7 @@ struct DecodeRoom {
         value_numbers = smem += Shape::kNumbers;
         value_scales = reinterpret_cast<float*>(smem + Shape::kNumbers);
     }
-    // Of 8 columns of a query row.
+    // Where 8 columns of a query row lie.
     __device__ __forceinline__ T* query(int row, int unit) const {
         return queries + unit / Shape::kUnits * Shape::kQueryPart + place<Shape::kUnits>(row, unit % Shape::kUnits);
     }

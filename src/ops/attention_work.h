@@ -116,8 +116,8 @@ struct AttentionLengths {
 struct AttentionList {
     AttentionLayer layer = {};
     int row_floats = 0;  // of a row of partial results
-    // Items. Of decode there is none or a power of two, at least 16, the last of which may be empty: graphs are looked
-    // up by how many there are of both kinds, so that in the steps of one graph each list has its own in one place.
+    // Items. Decode has none or a power of two, at least 16, the last of which may be empty. Graphs are looked up by
+    // how many there are of both kinds, so that in the steps of one graph each list has its own in one place.
     int64_t num_decode = 0, num_prefill = 0;
     int64_t decode_begin = 0, prefill_begin = 0;  // elements of the array
 };
