@@ -277,12 +277,14 @@ public:
         if (workspace_bytes_ > 0) check(cudaMemset(workspace_.as<void>(), 0, static_cast<size_t>(workspace_bytes_)));
         int sms = 0;
         check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-        const AttentionWork listed =
-            list_attention_work({num_seqs, edges_.data(), lens_.data()}, {{0, heads}}, sms, workspace_bytes_);
+        const std::vector<int> blocks = shuffled(num_seqs * per_seq_);  // as in table_
+        AttentionLengths lengths{num_seqs, edges_.data(), lens_.data()};
+        lengths.block_table = blocks.data(), lengths.table_stride = per_seq_, lengths.block_size = block_size;
+        const AttentionWork listed = list_attention_work(lengths, {{0, heads}}, sms, workspace_bytes_);
         const AttentionList& list = listed.lists[0];
         array_ = std::make_unique<Memory>(listed.array);
         work_ = {array_->as<int4>(),
-                 0,
+                 static_cast<int>(list.decode_begin),
                  static_cast<int>(list.num_decode),
                  static_cast<int>(list.prefill_begin),
                  static_cast<int>(list.num_prefill),
@@ -299,6 +301,7 @@ public:
                                    : static_cast<const uint16_t*>(args.k_cache) + args.head_dim - args.value_dim;
 #if INFINILM_SM90
         if (kernel == 1) return attention_sm90(args, work_, stream);
+        if (kernel == 2) return attention_sm90_in_turns(args, work_, stream);
 #endif
         return kernel == 0 ? attention(args, work_, stream) : cudaErrorNotSupported;
     }
@@ -480,19 +483,22 @@ int bench_attention(int kernel, int num_seqs, int queries, int context, int num_
     });
 }
 
-// How many of the outputs of the two differ, of all `context` tokens of a sequence.
+// How many of the outputs by wgmma, without turns and in turns, differ from those by mma.sync, of all `context` tokens
+// of a sequence.
 int bench_attention_bits(int context, int num_heads, int num_kv_heads, int head_dim, int block_size, int64_t* unequal) {
     return guarded([&] {
         const AttentionInputs inputs({num_heads, num_kv_heads, head_dim, head_dim}, 1, context, context, block_size, 0,
                                      1);
-        std::vector<uint16_t> got[2];
-        for (int kernel = 0; kernel < 2; ++kernel) {
+        std::vector<uint16_t> got[3];
+        for (int kernel = 0; kernel < 3; ++kernel) {
             check(inputs.run(kernel, 0, nullptr));
             got[kernel].resize(static_cast<size_t>(int64_t{context} * num_heads * head_dim));
             check(cudaMemcpy(got[kernel].data(), inputs.out(), 2 * got[kernel].size(), cudaMemcpyDeviceToHost));
         }
-        *unequal = std::inner_product(got[0].begin(), got[0].end(), got[1].begin(), int64_t{0}, std::plus<>(),
-                                      [](uint16_t a, uint16_t b) { return int64_t{a != b}; });
+        *unequal = 0;
+        for (int kernel = 1; kernel < 3; ++kernel)
+            *unequal += std::inner_product(got[0].begin(), got[0].end(), got[kernel].begin(), int64_t{0}, std::plus<>(),
+                                           [](uint16_t a, uint16_t b) { return int64_t{a != b}; });
     });
 }
 

@@ -207,7 +207,7 @@ def attention_row(bench: Bench, of: Heads, num_seqs: int, queries: int, context:
             name: ("bench_attention", (kernel, num_seqs, queries, context, *heads, of.value_dim, 16, bench.flush_bytes))
             for name, kernel in (
                 ("infinilm", 0),
-                *((("sm90", 1),) if bench.has_sm90 and queries > 1 and of.head_dim <= 128 else ()),
+                *((("sm90", 1), ("in turns", 2)) if bench.has_sm90 and queries > 1 and of.head_dim <= 128 else ()),
             )
         },
         peers=peers if own_values else None,

@@ -38,10 +38,10 @@ __global__ void __launch_bounds__(kWidenThreads) widen_kernel(const AttentionKer
         }
 }
 
-cudaError_t launch_decode_items(const AttentionKernelArgs& p, cudaStream_t stream) {
-    if (p.work.most_decode == 0) return cudaSuccess;
-    return has_row_scales(p.cache_type) ? launch_attention_decode_8_bits(p, stream)
-                                        : launch_attention_decode(p, stream);
+cudaError_t launch_decode_items(const AttentionKernelArgs& p, const QkNormRopeStoreArgs& store, cudaStream_t stream) {
+    if (p.work.num_decode == 0) return cudaSuccess;
+    return has_row_scales(p.cache_type) ? launch_attention_decode_8_bits(p, store, stream)
+                                        : launch_attention_decode(p, store, stream);
 }
 
 cudaError_t widen_prefill_keys(AttentionKernelArgs& p, cudaStream_t stream) {
@@ -56,9 +56,23 @@ cudaError_t widen_prefill_keys(AttentionKernelArgs& p, cudaStream_t stream) {
     return error;
 }
 
+// Sequences of one token each, whose heads of a kv head are one tile: then one block, that of the last keys, has the
+// key and the value that are new. Rows of queries lie in the room of the weights while they are normed.
+bool attention_stores_kv(const QkNormRopeStoreArgs& store, const AttentionArgs& a, const AttentionWorkArgs& work) {
+    const RopeStoreArgs& rope = store.rope;
+    return store.num_tokens == a.num_seqs && a.max_query_len == 1 && work.num_prefill == 0 &&
+           a.num_heads / a.num_kv_heads <= kTileRows && attention_kernel_dim(a.head_dim) <= 256 &&
+           a.value_dim == a.head_dim && !rope.q_turned && (rope.num_kv_heads == 0 || rope.slot_mapping);
+}
+
+cudaError_t store_kv_and_attend(const QkNormRopeStoreArgs& store, const AttentionArgs& a, const AttentionWorkArgs& work,
+                                cudaStream_t stream) {
+    return launch_decode_items(AttentionKernelArgs(a, work), store, stream);
+}
+
 cudaError_t attention(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
     AttentionKernelArgs p(a, work);
-    if (cudaError_t error = launch_decode_items(p, stream)) return error;
+    if (cudaError_t error = launch_decode_items(p, {}, stream)) return error;
     if (work.num_prefill == 0) return cudaSuccess;
     if (cudaError_t error = widen_prefill_keys(p, stream)) return error;
     return AttentionHeads{a.num_heads, a.num_kv_heads, a.head_dim, a.value_dim}.is_wide()

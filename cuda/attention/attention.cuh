@@ -105,13 +105,14 @@ __device__ __forceinline__ bool values_end_keys(const AttentionKernelArgs& p) {
 }
 
 // attention_decode.cu, attention_prefill.cu, attention_wide.cu
-cudaError_t launch_attention_decode(const AttentionKernelArgs&, cudaStream_t);
-cudaError_t launch_attention_decode_8_bits(const AttentionKernelArgs&, cudaStream_t);
+// store: what decode does of the step's heads before (attention_decode.cuh); without a qkv: nothing.
+cudaError_t launch_attention_decode(const AttentionKernelArgs&, const QkNormRopeStoreArgs& store, cudaStream_t);
+cudaError_t launch_attention_decode_8_bits(const AttentionKernelArgs&, const QkNormRopeStoreArgs& store, cudaStream_t);
 cudaError_t launch_attention_prefill(const AttentionKernelArgs&, cudaStream_t);
 cudaError_t launch_attention_wide(const AttentionKernelArgs&, cudaStream_t);
 
 // attention.cu. What is decode's of a step's list.
-cudaError_t launch_decode_items(const AttentionKernelArgs&, cudaStream_t);
+cudaError_t launch_decode_items(const AttentionKernelArgs&, const QkNormRopeStoreArgs& store, cudaStream_t);
 // Where the cache has 8 bits, widens what the sequences of prefill see of it and lets `args` read that.
 cudaError_t widen_prefill_keys(AttentionKernelArgs& args, cudaStream_t);
 
@@ -144,12 +145,13 @@ struct RowsOf {
     int first_token, count, first_position, context, first_end, group, first_head;
     First first_key;
     __device__ __forceinline__ RowsOf(const AttentionKernelArgs& p, int seq, int kv_head)
-        : first_token(p.cu_seqlens_q[seq]), group(p.group), first_key(p) {
-        const int query_len = p.cu_seqlens_q[seq + 1] - first_token;
-        count = query_len * group;
-        context = p.context_lens[seq];
+        : RowsOf(p, p.cu_seqlens_q[seq], p.cu_seqlens_q[seq + 1] - p.cu_seqlens_q[seq], p.context_lens[seq],
+                 keys_ahead(p, seq), kv_head) {}
+    __device__ __forceinline__ RowsOf(const AttentionKernelArgs& p, int first_token, int query_len, int context,
+                                      int ahead, int kv_head)
+        : first_token(first_token), count(query_len * p.group), context(context), group(p.group), first_key(p) {
         first_position = context - query_len;
-        first_key.look_ahead(keys_ahead(p, seq));
+        first_key.look_ahead(ahead);
         first_end = first_key.per_query ? first_position + 1 + first_key.ahead : context;
         first_head = kv_head * group;
     }
@@ -189,19 +191,24 @@ struct KeyRows {
           kv_head(kv_head) {}
     __device__ __forceinline__ int row(int key) const {
         const int block = per_block.quotient(key);
-        return (blocks[block] * num_kv_heads + kv_head) * block_size + key - block * block_size;
+        return row_of(key, block, blocks[block]);
     }
-    // Rows of a chunk's keys into `rows` [kChunk] in shared memory, -1 for those outside `span`. By kThreads.
-    template <int kThreads>
-    __device__ __forceinline__ void locate(int* rows, int chunk_begin, Span span, unsigned thread) const {
-#pragma unroll
-        for (int i = 0; i < ceil_div(kChunk, kThreads); ++i) {
-            const int key = i * kThreads + static_cast<int>(thread);
-            if (kChunk % kThreads != 0 && key >= kChunk) break;
-            rows[key] = key >= span.begin && key < span.end ? row(chunk_begin + key) : -1;
-        }
+    // number: of the sequence's block `block`, in which the key lies.
+    __device__ __forceinline__ int row_of(int key, int block, int number) const {
+        return (number * num_kv_heads + kv_head) * block_size + key - block * block_size;
     }
 };
+// Rows of a chunk's keys, as keys.row() finds them, into `rows` [kChunk] in shared memory, -1 for those outside `span`.
+// By kThreads.
+template <int kThreads, class Keys>
+__device__ __forceinline__ void locate_keys(const Keys& keys, int* rows, int chunk_begin, Span span, unsigned thread) {
+#pragma unroll
+    for (int i = 0; i < ceil_div(kChunk, kThreads); ++i) {
+        const int key = i * kThreads + static_cast<int>(thread);
+        if (kChunk % kThreads != 0 && key >= kChunk) break;
+        rows[key] = key >= span.begin && key < span.end ? keys.row(chunk_begin + key) : -1;
+    }
+}
 
 // ---- shared memory -----------------------------------------------------------------------------------------------
 

@@ -5,11 +5,17 @@
 //
 // Grid (items * num_kv_heads), 128 threads. An item of the list of work is up to `width` chunks of a tile, one behind
 // the other. They are merged by their block where they are the whole tile, else through the workspace by the last block
-// to arrive. Blocks beyond the list end at once: in a graph the grid is a bound, of at most twice as many items. Bytes:
+// to arrive. Blocks of empty items, at most as many as there are others, end at once. A block reads its item and then
+// keys: of the first ones the item has the block numbers. Bytes:
 // every key and value of the context once for each row tile (one in practice), 2 * context * head_dim * 2 per kv head,
 // and 1 / 128 of that for each row, written and read as partial results. That is the floor: the mma of rows that are
 // not there cost less than the wait for the keys. What bounds it is latency: with few sequences a block has a chunk or
 // two. Ideas: Flash-Decoding (Dao et al. 2023), with a fixed chunk instead of a fixed number of splits.
+//
+// In steps of one token a sequence, a block may also do what lies between the linear of q, k and v and attention
+// (store_head.cuh): each block norms and turns its queries on their way to shared memory, and the one that has the last
+// keys of its tile writes the new key and value to the cache before it copies them with the others. No other block
+// reads these. So a layer has one launch less, and q is not written and read again.
 //
 // Where the cache has 8 bits, its numbers are copied to places of their own, and each thread widens what it has copied
 // into the tile that is multiplied: keys, then values. Half the bytes are on their way in as many copies, and scores
@@ -17,6 +23,7 @@
 #pragma once
 
 #include "cuda/attention/attention.cuh"
+#include "cuda/attention/store_head.cuh"
 #include "cuda/core/launch.cuh"
 
 namespace infinilm::cuda {
@@ -48,31 +55,57 @@ struct DecodeShape {
 struct DecodeTile {
     int seq, row0, num_rows, kv_head;
     int begin, end, chunk0, chunks;  // keys that any row sees; the first of their chunks, and how many
-    int slot, width;                 // of AttentionDecodeItem and AttentionListHead
-    int all_begin, all_end;          // keys that all rows see
-    int ahead;                       // see RowsOf::keys_ahead
-    int row_ends[kTileRows];         // of the keys that each row sees, as far as there are some
-    bool is_last;                    // of the blocks to arrive
+    int slot, width, first_chunk;    // of AttentionDecodeItem
+    int first_token, query_len, context;
+    int first_block;  // of the sequence's, of which `blocks` is
+    int blocks[attention_item_blocks];
+    int all_begin, all_end;   // keys that all rows see
+    int ahead;                // see RowsOf::keys_ahead
+    int row_ends[kTileRows];  // of the keys that each row sees, as far as there are some
+    bool is_last;             // of the blocks to arrive
 
-    // By the first warp.
-    __device__ __forceinline__ void find(const AttentionKernelArgs& p, int4 item, int head, int chunks_of_an_item) {
+    // By the first warp. item: an AttentionDecodeItem, all of which is asked for at once.
+    __device__ __forceinline__ void find(const AttentionKernelArgs& p, const int4* item, int head) {
+        static_assert(sizeof(AttentionDecodeItem) == 2 * sizeof(int4) + sizeof(blocks));
         const int lane = lane_id();
-        const Rows rows(p, item.x, head);
-        const int count = min(rows.count - item.y, kTileRows), row_end = rows.end(item.y + min(lane, count - 1));
+        const int4 what = item[0], where = item[1];
+        const int block = reinterpret_cast<const int*>(item + 2)[lane % attention_item_blocks];
+        if (lane < attention_item_blocks) blocks[lane] = block;
+        const int count = min(where.y * p.group - what.y, kTileRows);
+        const int keys_ahead = what.x < 0 ? 0 : Rows::keys_ahead(p, what.x);
+        const Rows rows(p, where.x, where.y, where.z, keys_ahead, head);
+        const int row_end = rows.end(what.y + min(lane, count - 1));
         if (lane < kTileRows) row_ends[lane] = row_end;
         if (lane == kTileRows - 1) {
-            seq = item.x, row0 = item.y, num_rows = count, kv_head = head;
-            begin = rows.begin(item.y), end = min(row_end, rows.context);
-            all_begin = rows.begin(item.y + count - 1), all_end = rows.seen_end(item.y);
+            seq = what.x, row0 = what.y, num_rows = count, kv_head = head;
+            begin = rows.begin(row0), end = min(row_end, rows.context);
+            all_begin = rows.begin(row0 + count - 1), all_end = rows.seen_end(row0);
             chunk0 = begin / kChunk, chunks = ceil_div(end, kChunk) - chunk0;
-            slot = item.w, width = chunks_of_an_item, ahead = Rows::keys_ahead(p, item.x);
+            first_chunk = what.z, slot = what.w, width = where.w, ahead = keys_ahead;
+            first_token = where.x, query_len = where.y, context = where.z;
+            first_block = p.per_block.quotient((chunk0 + first_chunk) * kChunk);
         }
+    }
+    __device__ __forceinline__ Rows rows(const AttentionKernelArgs& p) const {
+        return Rows(p, first_token, query_len, context, ahead, kv_head);
     }
     __device__ __forceinline__ bool is_whole() const { return slot < 0; }
     // A chunk's partial results.
     __device__ __forceinline__ float* partial(const AttentionKernelArgs& p, int chunk) const {
         const int64_t row = slot + static_cast<int64_t>(kv_head * chunks + chunk) * num_rows;
         return static_cast<float*>(p.work.workspace) + row * p.work.row_floats;
+    }
+};
+
+// Where a tile's keys lie: the item has the numbers of its first blocks, others are looked up.
+struct DecodeKeys : KeyRows {
+    const DecodeTile& tile;
+    __device__ __forceinline__ DecodeKeys(const AttentionKernelArgs& p, const DecodeTile& tile)
+        : KeyRows(p, tile.seq, tile.kv_head), tile(tile) {}
+    __device__ __forceinline__ int row(int key) const {
+        const int block = per_block.quotient(key), at = block - tile.first_block;
+        const int known = at < attention_item_blocks ? tile.blocks[at] : -1;
+        return row_of(key, block, known >= 0 ? known : blocks[block]);
     }
 };
 
@@ -98,6 +131,10 @@ struct DecodeRoom {
         key_numbers = smem += Shape::kKeyRows;
         value_numbers = smem += Shape::kNumbers;
         value_scales = reinterpret_cast<float*>(smem + Shape::kNumbers);
+    }
+    // Where 8 columns of a query row lie.
+    __device__ __forceinline__ T* query(int row, int unit) const {
+        return queries + unit / Shape::kUnits * Shape::kQueryPart + place<Shape::kUnits>(row, unit % Shape::kUnits);
     }
     __device__ __forceinline__ int* rows_of(int i) const { return key_rows + i % 2 * kChunk; }
     // Where copies go: of keys from `key` on, and of values.
@@ -203,7 +240,7 @@ __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const 
     }
     if (p.cap > 0) cap_scores(scores[0], p);
     const int begin = chunk_begin + warp * kPiece;
-    if (p.position_bias) add_position_bias(scores[0], p, Rows(p, tile.seq, tile.kv_head), tile.row0, begin);
+    if (p.position_bias) add_position_bias(scores[0], p, tile.rows(p), tile.row0, begin);
     if (tile.all_end < begin + kPiece || tile.all_begin > begin) {
         const int end[2] = {tile.row_ends[lane / 4], tile.row_ends[lane / 4 + 8]};
         mask_scores(scores[0], end, tile.end, begin, tile.ahead, p.first_key);
@@ -309,7 +346,7 @@ __device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const D
     Merged<D, kThreads> merged(tile.num_rows);
     merged.template add<kTogether>(tile.partial(p, 0), p.work.row_floats,
                                    static_cast<int64_t>(tile.num_rows) * p.work.row_floats, tile.chunks);
-    merged.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile.row0);
+    merged.template store<T>(p, tile.rows(p), tile.row0);
 }
 
 // A key and its value to L2, while the kernel in front, which may write them, still runs: nothing is read.
@@ -323,13 +360,39 @@ __device__ __forceinline__ void prefetch_key(const AttentionKernelArgs& p, int r
     }
 }
 
-// One item of the list from its chunk `first` on, for one kv head, by the whole block.
+// The heads of the tile's token, a warp each in turn: queries to their tile, and where `keys` the key and the value to
+// the cache. No thread reads room.weights yet.
+template <class T, class Shape>
+__device__ __forceinline__ void store_heads(const QkNormRopeStoreArgs& store, const DecodeTile& tile,
+                                            const DecodeRoom<T, Shape>& room, bool keys) {
+    const int num_heads = store.rope.num_heads, num_kv_heads = store.rope.num_kv_heads;
+    float* const shared = reinterpret_cast<float*>(room.weights) + static_cast<int>(warp_id()) * store.rope.head_dim;
+    const int count = tile.num_rows + (keys && num_kv_heads > 0 ? 2 : 0);
+    for (int i = static_cast<int>(warp_id()); i < count; i += kDecodeWarps) {
+        const int of_kv = i - tile.num_rows;  // 0: the key; 1: the value
+        const int head = of_kv < 0 ? tile.kv_head * tile.num_rows + i : num_heads + of_kv * num_kv_heads + tile.kv_head;
+        store_head<T>(store, tile.first_token, head, shared, [&](T*, int column, const float (&x)[8]) {
+            if (of_kv < 0) store8(room.query(i, column / 8), x);
+        });
+        __syncwarp();  // the next head takes the place of this one
+    }
+    constexpr int kUnits = Shape::kParts * Shape::kUnits;
+    for (int i = static_cast<int>(threadIdx.x); i < kTileRows * kUnits; i += kDecodeThreads) {
+        const int row = i / kUnits, unit = i % kUnits;
+        if (row >= tile.num_rows || unit * 8 >= store.rope.head_dim)
+            *reinterpret_cast<uint4*>(room.query(row, unit)) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// One item of the list, for one kv head, by the whole block.
 template <class T, class E, int D, int kColumns>
-__device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTile& tile, int first, uint8_t* smem) {
+__device__ __forceinline__ void run_item(const AttentionKernelArgs& p, const QkNormRopeStoreArgs& store,
+                                         DecodeTile& tile, uint8_t* smem) {
     using Shape = DecodeShape<E, D, kColumns>;
     constexpr bool kAhead = !Shape::kShared || Shape::kWidens;  // the next keys and values come meanwhile
     const DecodeRoom<T, Shape> room(smem);
-    const KeyRows key_rows(p, tile.seq, tile.kv_head);
+    const DecodeKeys keys(p, tile);
+    const int first = tile.first_chunk;
     const int count = tile.is_whole() ? tile.chunks : min(tile.width, tile.chunks - first);
     // Values that are the ends of their keys lie in the tile of these already, if all of a key does.
     const bool are_there = Shape::kShared && Shape::kParts == 1 && values_end_keys<E>(p);
@@ -338,8 +401,8 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
     // A warp finds and copies the keys of its piece.
     auto locate = [&](int i) {
         if (i < count)
-            key_rows.template locate<kDecodeThreads>(room.rows_of(i), begin_of(i),
-                                                     Span(tile.begin, tile.end, begin_of(i)), threadIdx.x);
+            locate_keys<kDecodeThreads>(keys, room.rows_of(i), begin_of(i), Span(tile.begin, tile.end, begin_of(i)),
+                                        threadIdx.x);
         __syncwarp();
     };
     auto load_keys = [&](int i, int part) {
@@ -380,14 +443,21 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
     locate(0);
     prefetch_key<E>(p, room.rows_of(0)[threadIdx.x]);
     locate(1);
-    grid_dependency_wait();  // where the keys are, the host has listed; what they are may be an output
-    load_keys(0, 0);
-    __syncthreads();  // the rows of all keys have come
+    grid_dependency_wait();             // where the keys are, the host has listed; what they are may be an output
+    constexpr bool kStores = D <= 256;  // wider heads have no room for it
+    const bool stores = kStores && store.qkv, has_new_key = stores && first + count == tile.chunks;
+    const bool waits = has_new_key && count == 1;  // for the new key; later chunks are copied behind a barrier anyway
+    if (!waits) load_keys(0, 0);
+    if constexpr (kStores) {
+        if (stores) store_heads<T>(store, tile, room, has_new_key);
+    }
+    __syncthreads();  // the rows of all keys have come, and the new key and value are in the cache
+    if (waits) load_keys(0, 0);
     if (kAhead) load_values(0, 0);
     load_scales(0);
-    for (int part = 0; part < Shape::kParts; ++part)
-        copy_queries<kTileRows, Shape::kUnits>(room.queries + part * Shape::kQueryPart, p,
-                                               Rows(p, tile.seq, tile.kv_head), tile.row0, part * Shape::kUnits);
+    for (int part = 0; !stores && part < Shape::kParts; ++part)
+        copy_queries<kTileRows, Shape::kUnits>(room.queries + part * Shape::kQueryPart, p, tile.rows(p), tile.row0,
+                                               part * Shape::kUnits);
     __syncthreads();
     DecodeSums<Shape> sums;
     for (int i = 0; i < count; ++i) {
@@ -434,7 +504,7 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
     }
     cp_async_wait<0>();
     grid_launch_dependents();
-    if (tile.is_whole()) return sums.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile);
+    if (tile.is_whole()) return sums.template store<T>(p, tile.rows(p), tile);
     __syncthreads();  // the block has written its partial results
     if (threadIdx.x == 0) {
         unsigned* counter = reinterpret_cast<unsigned*>(tile.partial(p, 0) + p.work.row_floats - 2);
@@ -452,26 +522,26 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
 
 template <class T, class E, int D, int kColumns>
 __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<E, D, kColumns>::kBlocks)
-    attention_decode_kernel(const AttentionKernelArgs p) {
+    attention_decode_kernel(const AttentionKernelArgs p, const QkNormRopeStoreArgs store) {
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(DecodeTile, tile, [1]);
-    const int4 list = p.work.array[p.work.list];  // AttentionListHead
-    const int i = static_cast<int>(blockIdx.x);
-    if (i >= list.y * p.num_kv_heads) return grid_dependency_wait();
-    const int number = i / p.num_kv_heads;  // the kv heads of an item are neighbours: they read the same block table
-    const int4 item = p.work.array[list.x + number];
-    if (warp_id() == 0) tile->find(p, item, i - number * p.num_kv_heads, list.z);
+    // The kv heads of an item are neighbours: they read the same entry.
+    const int number = static_cast<int>(blockIdx.x) / p.num_kv_heads;
+    const int head = static_cast<int>(blockIdx.x) - number * p.num_kv_heads;
+    constexpr int kItem = sizeof(AttentionDecodeItem) / sizeof(int4);
+    if (warp_id() == 0) tile->find(p, p.work.array + p.work.decode_begin + number * kItem, head);
     __syncthreads();
-    run_item<T, E, D, kColumns>(p, *tile, item.z, smem);
+    if (tile->seq < 0) return grid_dependency_wait();
+    run_item<T, E, D, kColumns>(p, store, *tile, smem);
 }
 
 template <class T, class E, int D, int kColumns>
-cudaError_t launch_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
+cudaError_t launch_decode(const AttentionKernelArgs& p, const QkNormRopeStoreArgs& store, cudaStream_t stream) {
     using Shape = DecodeShape<E, D, kColumns>;
     static_assert(sizeof(DecodeTile) <= declared_shared_bytes);
-    const dim3 grid(static_cast<unsigned>(p.work.most_decode * p.num_kv_heads));
+    const dim3 grid(static_cast<unsigned>(p.work.num_decode * p.num_kv_heads));
     return launch<attention_decode_kernel<T, E, D, kColumns>>(
-        {grid, dim3(kDecodeThreads), size_t{Shape::kBytes}, stream}, p);
+        {grid, dim3(kDecodeThreads), size_t{Shape::kBytes}, stream}, p, store);
 }
 
 }  // namespace infinilm::cuda

@@ -40,8 +40,8 @@ struct PrefillRing {
     int stage = 0;   // of the next part
     __device__ __forceinline__ Span visible(int chunk) const { return Span(begin, end, chunk * kChunk); }
     __device__ __forceinline__ void locate(int chunk) const {
-        KeyRows(p, opaque(seq), kv_head)
-            .locate<kPrefillThreads>(rows + chunk % 2 * kChunk, chunk * kChunk, visible(chunk), threadIdx.x);
+        locate_keys<kPrefillThreads>(KeyRows(p, opaque(seq), kv_head), rows + chunk % 2 * kChunk, chunk * kChunk,
+                                     visible(chunk), threadIdx.x);
     }
     __device__ __forceinline__ void load(int chunk, int part, int to) const {  // nothing of a chunk beyond the last
         const int* of = rows + chunk % 2 * kChunk;

@@ -26,6 +26,9 @@ namespace infinilm::cuda {
 cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
     return attention(a, work, stream);
 }
+cudaError_t attention_sm90_in_turns(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
+    return attention(a, work, stream);
+}
 
 #else
 
@@ -80,6 +83,7 @@ struct RowKeys {
 template <int D>
 struct Sm90Ring {
     static constexpr unsigned kStages = Sm90Shape<D>::kStages;
+    static_assert(kStages >= 2, "see Sm90Turns");
     uint64_t *full, *empty;  // [kStages]: bytes have arrived; the warps that read have done so
     uint8_t* stages;
     __device__ __forceinline__ uint8_t* stage(unsigned fill) const {
@@ -232,6 +236,37 @@ __device__ __forceinline__ void start_outputs(float (&out)[kColumns / 2], const 
     wgmma_commit();
 }
 
+// Turns of the two warpgroups at the tensor cores: one starts its products while the other has its softmax, as in
+// FlashAttention-3. Neither can wait for ever:
+// - Both walk through the chunks of the same tiles and take a turn for each, chunks that they skip included. So each
+// has
+//   as many turns as the other, by construction.
+// - A turn begins when the other warpgroup has ended one more than before: turn n of the first waits for turn n - 1 of
+//   the second, and that for turn n - 1 of the first. This order is one line, and turn 0 waits for nothing (start()).
+// - Within a turn a warpgroup waits for one thing more, the keys of the next chunk: stage f + 2 of the ring, where the
+//   turn's chunk has stages f and f + 1. They come once both have given stage f + 2 - kStages back. The other warpgroup
+//   has ended the turn of the chunk before, and gives back all up to stage f without another turn.
+template <bool kTaken>  // else each warpgroup goes on as it can
+struct Sm90Turns {
+    static constexpr int kFirst = 1 + kSm90Groups;  // barrier of the first warpgroup's turns, behind those of `attend`
+    // Found again each time: there is no register for it.
+    static __device__ __forceinline__ int group() { return static_cast<int>(opaque(threadIdx.x)) / 128 - 1; }
+    // Before the first tile: the second warpgroup gives the first one its first turn.
+    __device__ __forceinline__ void start() const {
+        if (kTaken && group() == 1) named_barrier_arrive(kFirst, 128 * kSm90Groups);
+    }
+    // Behind the last: the first warpgroup takes in the last end, so that no barrier is left with threads at it.
+    __device__ __forceinline__ void finish() const {
+        if (kTaken && group() == 0) begin();
+    }
+    __device__ __forceinline__ void begin() const {
+        if (kTaken) named_barrier_sync(kFirst + group(), 128 * kSm90Groups);
+    }
+    __device__ __forceinline__ void end() const {
+        if (kTaken) named_barrier_arrive(kFirst + 1 - group(), 128 * kSm90Groups);
+    }
+};
+
 // The rows of a lane, g and g + 8 of its warp's.
 struct LaneRows {
     int end[2];                // of the keys that they see
@@ -272,10 +307,10 @@ __device__ __forceinline__ void add_outputs(float (&total)[kTotals], const float
 }
 
 // A warpgroup's tile.
-template <class T, int D>
+template <class T, int D, bool kTurns>
 __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, const Sm90Tile& tile,
-                                       const Sm90Ring<D>& ring, unsigned& fill, uint8_t* queries, const uint8_t* ones,
-                                       int group) {
+                                       const Sm90Ring<D>& ring, const Sm90Turns<kTurns>& turns, unsigned& fill,
+                                       uint8_t* queries, const uint8_t* ones, int group) {
     constexpr int kLeft = D < kBoxColumns ? D : kBoxColumns, kRight = D - kLeft;
     const SlidingRows rows(p, tile.seq, tile.kv_head);
     const int first = of_warp(static_cast<int>(warp_id())) % 4 * kTileRows, group_row0 = tile.row0 + group * kGroupRows;
@@ -287,7 +322,11 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     const RowKeys block(rows, tile.row0, kSm90Groups * kGroupRows), seen(rows, group_row0, kGroupRows);
     LaneRows lane(rows, group_row0 + first);
     auto skip = [&](int chunks) {
-        for (int i = 0; i < 2 * chunks; ++i, ++fill) ring.wait_full(fill), ring.release(fill);
+        for (int i = 0; i < chunks; ++i, fill += 2) {
+            turns.begin();
+            turns.end();
+            for (unsigned stage : {fill, fill + 1}) ring.wait_full(stage), ring.release(stage);
+        }
     };
     const int end_chunk = of_warp(seen.end_chunk());
     int chunk = min(seen.first_chunk(), block.end_chunk());
@@ -336,12 +375,14 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
             for (int h = 0; h < 2; ++h) lane.state[h].l = __fmul_rn(lane.state[h].l, before[h]);
         }
         ring.wait_full(fill + 1);
+        turns.begin();
         if (chunk + 1 == end_chunk) break;
         start_outputs<T, kLeft + 8>(left, weights, ring.stage(fill + 1), ones);
         start_scores<T, D>(scores, queries, ring, fill + 2);
         wgmma_wait<1>();
         merge_left();
         start_right();
+        turns.end();
         wgmma_wait<0>();
         wgmma_hold(scores);
         merge_right();
@@ -352,6 +393,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     wgmma_wait<0>();
     merge_left();
     start_right();
+    turns.end();
     wgmma_wait<0>();
     merge_right();
     ring.release(fill + 1);
@@ -383,7 +425,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     __syncwarp();
 }
 
-template <class T, int D>
+template <class T, int D, bool kTurns>
 __global__ void __launch_bounds__(kSm90Threads, 1)
     attention_sm90_kernel(const __grid_constant__ AttentionKernelArgs p, const __grid_constant__ Sm90Maps maps) {
     using Shape = Sm90Shape<D>;
@@ -411,20 +453,23 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
         return;
     }
     registers_increase<kGroupRegisters>();
+    const Sm90Turns<kTurns> turns;
+    turns.start();
     unsigned fill = 0;
     for (int turn = 0;; ++turn) {
         const Sm90Tile tile(p, turn);
         if (!tile.exists) break;
-        attend<T, D>(p, turn, tile, ring, fill, smem + Shape::kQueries + group * Shape::kParts * kGroupBytes,
-                     smem + Shape::kOnes, group);
+        attend<T, D, kTurns>(p, turn, tile, ring, turns, fill,
+                             smem + Shape::kQueries + group * Shape::kParts * kGroupBytes, smem + Shape::kOnes, group);
     }
+    turns.finish();
 }
 
 // Boxes are rows of one block each, as many as a power of two can be.
 static int box_rows_of(int block_size) { return std::min(block_size & -block_size, kLoaderKeys); }
 
 template <class T, int D>
-cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, cudaStream_t stream) {
+cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, bool takes_turns, cudaStream_t stream) {
     Sm90Maps maps;
     maps.box_rows = box_rows_of(p.block_size);
     const struct {
@@ -441,24 +486,34 @@ cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, cudaStream_t 
     const int tiles = p.work.num_prefill * p.num_kv_heads;
     const LaunchConfig config{dim3(static_cast<unsigned>(tiles < num_sms ? tiles : num_sms)), dim3(kSm90Threads),
                               Sm90Shape<D>::kBytes, stream};
-    return launch<attention_sm90_kernel<T, D> >(config, p, maps);
+    return takes_turns ? launch<attention_sm90_kernel<T, D, true> >(config, p, maps)
+                       : launch<attention_sm90_kernel<T, D, false> >(config, p, maps);
 }
 
 template <int D>
-cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, cudaStream_t stream) {
-    return p.type == Element::bf16 ? launch_sm90<bf16, D>(p, num_sms, stream) : launch_sm90<f16, D>(p, num_sms, stream);
+cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, bool takes_turns, cudaStream_t stream) {
+    return p.type == Element::bf16 ? launch_sm90<bf16, D>(p, num_sms, takes_turns, stream)
+                                   : launch_sm90<f16, D>(p, num_sms, takes_turns, stream);
 }
 
-cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
+static cudaError_t attend_sm90(const AttentionArgs& a, const AttentionWorkArgs& work, bool takes_turns,
+                               cudaStream_t stream) {
     if (work.num_prefill == 0 || a.head_dim > 128 || a.value_dim < a.head_dim || a.block_size % 8 != 0 || a.chunked ||
         a.two_way || a.two_way_seqs || a.position_bias)
         return attention(a, work, stream);
     AttentionKernelArgs p(a, work);
-    if (cudaError_t error = launch_decode_items(p, stream)) return error;
+    if (cudaError_t error = launch_decode_items(p, {}, stream)) return error;
     if (cudaError_t error = widen_prefill_keys(p, stream)) return error;
     int num_sms = 0;
     if (cudaError_t error = device_sms(num_sms)) return error;
-    return p.head_dim <= 64 ? launch_sm90<64>(p, num_sms, stream) : launch_sm90<128>(p, num_sms, stream);
+    return p.head_dim <= 64 ? launch_sm90<64>(p, num_sms, takes_turns, stream)
+                            : launch_sm90<128>(p, num_sms, takes_turns, stream);
+}
+cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
+    return attend_sm90(a, work, false, stream);
+}
+cudaError_t attention_sm90_in_turns(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
+    return attend_sm90(a, work, true, stream);
 }
 
 #endif

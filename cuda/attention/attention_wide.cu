@@ -114,9 +114,9 @@ struct WideRing {
         return reinterpret_cast<T*>(room.stages) + at * Room::kStage;
     }
     __device__ __forceinline__ void locate(int of) const {
-        KeyRows(p, tile.seq, static_cast<int>(blockIdx.y))
-            .template locate<Shape::kThreads>(room.key_rows + of % 2 * kChunk, of * kChunk,
-                                              Span(tile.begin, tile.end, of * kChunk), threadIdx.x);
+        locate_keys<Shape::kThreads>(KeyRows(p, tile.seq, static_cast<int>(blockIdx.y)),
+                                     room.key_rows + of % 2 * kChunk, of * kChunk,
+                                     Span(tile.begin, tile.end, of * kChunk), threadIdx.x);
     }
     // Behind a barrier since locate() of the chunk. Nothing of a chunk beyond the last.
     __device__ __forceinline__ void load(int to) {

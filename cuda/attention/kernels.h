@@ -35,12 +35,11 @@ cudaError_t choose_keys(const ChooseKeysArgs&, cudaStream_t);
 
 // Heads: head_dim is a multiple of 8, at most 256, 512 or 576. Norms of heads are float32.
 //
-// What is to be done, as ops/attention_work.h has it: the array of a step's lists, on the device, and what the host
-// knows of the list of this window.
+// What is to be done, as ops/attention_work.h has it: the array of a step's lists, on the device, and where the items
+// of this window lie in it.
 struct AttentionWorkArgs {
     const int4* array;
-    int list;         // its number, which is the element that its head is
-    int most_decode;  // items of decode, or more: in a graph the most of any step that it is launched for
+    int decode_begin, num_decode;
     int prefill_begin, num_prefill;
     int row_floats;   // of a row of partial results
     void* workspace;  // aligned to 256; zero before the first use
@@ -50,6 +49,13 @@ struct AttentionWorkArgs {
 };
 cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);       // bf16, f16
 cudaError_t attention_sm90(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // the same on Hopper (wgmma)
-cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);                             // Element::f32
+// The same, whose warpgroups take turns at the tensor cores. Not measured, so that no step takes it: bench/gpu_kernels.
+cudaError_t attention_sm90_in_turns(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);
+// qk_norm_rope_store_kv and attention of its q, in one kernel, where attention_stores_kv(): no sequence reads a key
+// that another one writes here. q is not written.
+bool attention_stores_kv(const QkNormRopeStoreArgs&, const AttentionArgs&, const AttentionWorkArgs&);
+cudaError_t store_kv_and_attend(const QkNormRopeStoreArgs&, const AttentionArgs&, const AttentionWorkArgs&,
+                                cudaStream_t);
+cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);  // Element::f32
 
 }  // namespace infinilm::cuda

@@ -80,6 +80,10 @@ __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsign
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// The same, counted as one that has come, without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // ---- clusters (sm_90: "Parallel Synchronization: barrier.cluster", "Data Movement: mapa"). Before it every block is
 // alone, and nothing here is called.

@@ -72,6 +72,7 @@ T* shared_of_rank(T* pointer, uint32_t rank) {
 }
 
 inline void named_barrier_sync(int id, int threads) { emulator::barrier_sync(id, static_cast<unsigned>(threads)); }
+inline void named_barrier_arrive(int id, int threads) { emulator::barrier_arrive(id, static_cast<unsigned>(threads)); }
 
 // The copy itself happens when the group is waited for.
 inline void cp_async_16(void* dst, const void* src, bool valid = true) {

@@ -53,7 +53,8 @@ struct alignas(16) LaneData {
 const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory = false,
                          void (*join)(LaneData* all) = nullptr);
 
-void barrier_sync(int id, unsigned count);  // bar.sync; count 0: every thread of the block
+void barrier_sync(int id, unsigned count);    // bar.sync; count 0: every thread of the block
+void barrier_arrive(int id, unsigned count);  // bar.arrive
 void cluster_sync();
 bool peers_lie();   // what kernels write to other devices is lost
 void spin_yield();  // lets other threads run inside a polling loop

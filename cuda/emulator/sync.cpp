@@ -133,6 +133,10 @@ void barrier_sync(int id, unsigned count) {
     if (!complete(current_block(), b)) block_on(b.waiters, &b, describe_barrier);
     acquire(&b);
 }
+void barrier_arrive(int id, unsigned count) {
+    Quiet quiet;
+    complete(current_block(), arrive_at(id, count, "bar.arrive"));
+}
 // Threads that have exited count as arrived at __syncthreads.
 void release_barriers(Block& block) {
     if (block.barriers[0].count == 0) complete(block, block.barriers[0]);

@@ -133,6 +133,7 @@ public:
     }
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
+    bool fuses_rope_store(const LinearParams&, const RopeStoreParams&) override;
     void check_head(int head_dim) override { cuda::check_head(head_dim); }
     void head_linear(const HeadLinearParams& p) override {
         activate();
@@ -141,6 +142,7 @@ public:
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
+    void store_kv_and_attend(const RopeStoreParams&, const AttentionParams&) override;
     void choose_keys(const ChooseKeysParams& p) override {
         activate();
         run(cuda::choose_keys(choose_keys_args(p), stream_), "choose_keys", p.q.shape());
@@ -223,6 +225,7 @@ private:
     LinearKernel kernel_of(const LinearArgs& args) const { return choose_linear(args, is_hopper_, num_sms_); }
     // The norm in front, in the arguments if it is fused; else it runs here, and what reads p.x then reads normed rows.
     void add_norm(LinearParams& p, LinearArgs& args);
+    AttentionWorkArgs attention_work(const AttentionParams&) const;
     // A part's rows in a packed weight, through a staging buffer when they are in host memory. blocks: null, numbers.
     CudaPiece make_piece(std::span<const LinearPart> parts, LinearKind kind, int head_dim, Quantization quantization);
     void pack(const TensorView& weight, const BlockType* blocks, int first, const PackedWeight& dst);
@@ -477,17 +480,20 @@ void CudaBackend::linear(const LinearParams& p) {
     }
 }
 
+bool CudaBackend::fuses_rope_store(const LinearParams& p, const RopeStoreParams& rope) {
+    const LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
+    return pieces(p.weight).size() == 1 && args.weight.order == RowOrder::rope_pairs && fuses_rope(kernel_of(args)) &&
+           p.x.numel() > 0 && !rope.q_norm && !rope.q_cos_sin && !rope.q_turned && !rope.k_scales &&
+           rope.slot_mapping && rope.cos_sin && rope.cos_sin.shape(1) == rope.head_dim;
+}
+
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
-    LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
-    const bool fused = pieces(p.weight).size() == 1 && args.weight.order == RowOrder::rope_pairs &&
-                       fuses_rope(kernel_of(args)) && p.x.numel() > 0 && !rope.q_norm && !rope.q_cos_sin &&
-                       !rope.q_turned && !rope.k_scales && rope.slot_mapping && rope.cos_sin &&
-                       rope.cos_sin.shape(1) == rope.head_dim;
-    if (!fused) {
+    if (!fuses_rope_store(p, rope)) {
         linear(p);
         return qk_norm_rope_store_kv(rope);
     }
     activate();
+    LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
     LinearParams normed = p;
     add_norm(normed, args);
     args.has_rope = true;
@@ -518,23 +524,39 @@ void CudaBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
     run(cuda::qk_norm_rope_store_kv(rope_store_args(p), stream_), "qk_norm_rope_store_kv", p.qkv.shape());
 }
 
+AttentionWorkArgs CudaBackend::attention_work(const AttentionParams& p) const {
+    // Values, where there are any beside the keys, lie behind them.
+    auto* const wide = p.wide_cache.as<std::byte>();
+    const int64_t values_begin = p.v_cache ? p.k_cache.numel() : p.q.shape(2) - p.out.shape(2);
+    return {.array = p.work.as<const int4>(),
+            .decode_begin = count(p.known.decode_begin),
+            .num_decode = count(p.known.num_decode),
+            .prefill_begin = count(p.known.prefill_begin),
+            .num_prefill = count(p.known.num_prefill),
+            .row_floats = p.known.row_floats,
+            .workspace = p.workspace.data(),
+            .wide_k = wide,
+            .wide_v = wide ? wide + values_begin * cuda::size_bytes(type_) : nullptr};
+}
+
+void CudaBackend::store_kv_and_attend(const RopeStoreParams& rope, const AttentionParams& p) {
+    const QkNormRopeStoreArgs store = rope_store_args(rope);
+    const AttentionArgs args = attention_args(p);
+    const AttentionWorkArgs work = attention_work(p);
+    if (type_ == Element::f32 || p.q.numel() == 0 || !attention_stores_kv(store, args, work)) {
+        qk_norm_rope_store_kv(rope);
+        return paged_attention(p);
+    }
+    activate();
+    run(cuda::store_kv_and_attend(store, args, work, stream_), "store_kv_and_attend", p.q.shape());
+}
+
 void CudaBackend::paged_attention(const AttentionParams& p) {
     activate();
     if (p.q.numel() == 0) return;
     const AttentionArgs args = attention_args(p);
     if (type_ == Element::f32) return run(attention_f32(args, stream_), "paged_attention", p.q.shape());
-    // Values, where there are any beside the keys, lie behind them.
-    auto* const wide = p.wide_cache.as<std::byte>();
-    const int64_t values_begin = p.v_cache ? p.k_cache.numel() : args.head_dim - args.value_dim;
-    const AttentionWorkArgs work{.array = p.work.as<const int4>(),
-                                 .list = p.list,
-                                 .most_decode = count(p.known.num_decode),
-                                 .prefill_begin = count(p.known.prefill_begin),
-                                 .num_prefill = count(p.known.num_prefill),
-                                 .row_floats = p.known.row_floats,
-                                 .workspace = p.workspace.data(),
-                                 .wide_k = wide,
-                                 .wide_v = wide ? wide + values_begin * cuda::size_bytes(type_) : nullptr};
+    const AttentionWorkArgs work = attention_work(p);
 #if INFINILM_SM90
     if (is_hopper_) return run(attention_sm90(args, work, stream_), "paged_attention", p.q.shape());
 #endif

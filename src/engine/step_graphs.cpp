@@ -14,9 +14,6 @@ constexpr size_t max_entries = 64;
 // Contexts up to here have the same graph: they are one chunk of attention.
 constexpr uint64_t least_context_len = 128;
 
-// Lists of attention up to here have the same graph: the blocks that find nothing to do are few.
-constexpr uint64_t least_items = 16;
-
 // Steps with more tokens than sequences have graphs up to so many tokens: those that verify drafts of few sequences,
 // and those of an MTP head that follow them. In larger steps launches take a smaller part of the time, and lengths of
 // drafts make so many shapes that few would come again.
@@ -55,15 +52,14 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             .masked = static_cast<bool>(batch.allowed),
             .drafts = static_cast<bool>(batch.hidden_rows),
             .mtp_module = batch.mtp_module,
+            .writes_apart = false,
             .verifies = static_cast<bool>(batch.state_tokens),
             .replays = static_cast<bool>(batch.num_replayed),
             .changes = static_cast<bool>(batch.change_rows),
             .returns = batch.change_rows && batch.return_logits};
-    Batch staged = stage(batch);
-    for (AttentionList& list : staged.attention_lists) {
-        if (list.num_decode > 0)
-            list.num_decode = static_cast<int64_t>(
-                std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(list.num_decode), least_items)));
+    const Batch staged = stage(batch);
+    key.writes_apart = staged.writes_apart;
+    for (const AttentionList& list : staged.attention_lists) {
         key.most_items.push_back(list.num_decode);
         key.most_items.push_back(list.num_prefill);
     }

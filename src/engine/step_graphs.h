@@ -5,7 +5,7 @@
 // The first step of a shape runs eagerly, which allocates whatever the shape needs; the second is recorded; all from
 // then on are launched. A shape is what sizes and grids of the step's kernels depend on (Key): the longest context
 // counts as the next power of two. What attention has to do is a list that comes with the step's arrays, and its length
-// counts as the next power of two, too. The block table stays where it is (model/block_table.h).
+// is a power of two. The block table stays where it is (model/block_table.h).
 //
 // Masks come while the step runs, so a graph of a step with masks ends with the logits, and its tokens are sampled
 // behind it.
@@ -74,10 +74,11 @@ private:
         int64_t num_rows, context_len;
         std::vector<int64_t> most_items;  // of attention's decode and prefill, for each of its lists
         int width_logprobs;
-        int num_candidates;    // of a rank, where there are several
-        bool samples, masked;  // sampling with masks is no part of the graph
-        bool drafts;           // a step of the MTP head, of this module
+        int num_candidates;      // of a rank, where there are several
+        bool samples, masked;    // sampling with masks is no part of the graph
+        bool drafts;             // a step of the MTP head, of this module
         int mtp_module;
+        bool writes_apart;       // see Batch
         bool verifies, replays;  // states do not take in drafts, and take in those of the step before that were right
         bool changes, returns;   // logits, before they are sampled from; as they were before that
         bool operator==(const Key&) const = default;

@@ -79,6 +79,33 @@ void add_token_sequences(Batch& batch, int top_k, int run_keys) {
         }
 }
 
+// Whether each sequence has one token, and none reads a key that another one writes. Where one does, all tokens of its
+// text from the written one up to its own are in the step, since each depends on those before it. So some sequence
+// reads the key right before its own, which lies in the block that it writes to or in the one before: no others are
+// looked at.
+bool writes_apart(const Batch& b, int64_t block_size) {
+    const int64_t num_groups = b.block_table.shape(0), num_seqs = b.block_table.shape(1);
+    if (b.input_ids.shape(0) != num_seqs || b.max_query_len != 1) return false;
+    std::vector<int32_t> written(static_cast<size_t>(num_seqs));
+    for (int64_t group = 0; group < num_groups; ++group) {
+        const TensorView table = b.block_table.select(0, group), slots = b.slot_mapping.select(0, group);
+        const auto* lens = b.lens_of(static_cast<int>(group)).as<const int32_t>();
+        const auto block = [&](int64_t seq, int64_t i) { return table.as<const int32_t>()[seq * table.stride(0) + i]; };
+        for (int64_t seq = 0; seq < num_seqs; ++seq) {
+            const int64_t last = lens[seq] - 1, slot = slots.as<const int64_t>()[seq];
+            const int32_t own = written[static_cast<size_t>(seq)] = block(seq, last / block_size);
+            if (slot != own * block_size + last % block_size) return false;
+        }
+        std::ranges::sort(written);
+        if (std::ranges::adjacent_find(written) != written.end()) return false;
+        for (int64_t seq = 0; seq < num_seqs; ++seq)
+            if (const int64_t last = (lens[seq] - 1) / block_size;
+                last > 0 && std::ranges::binary_search(written, block(seq, last - 1)))
+                return false;
+    }
+    return true;
+}
+
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
     Tensor host = allocate_host(tensor.dtype(), tensor.shape());
     backend.copy(tensor, host);
@@ -229,10 +256,15 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
                                        .context_lens = batch.context_lens.as<const int32_t>(),
                                        .window_lens = batch.window_lens.as<const int32_t>(),
                                        .two_way_seqs = batch.two_way_seqs.as<const int32_t>(),
+                                       .block_table = batch.block_table.select(0, 0).as<const int32_t>(),
+                                       .window_table = batch.block_table.select(0, num_groups - 1).as<const int32_t>(),
+                                       .table_stride = batch.block_table.stride(1),
+                                       .block_size = cache.spec().block_size,
                                        .of_tokens = &of_tokens};
         AttentionWork work =
             list_attention_work(of_seqs, cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
+        staged.writes_apart = writes_apart(batch, cache.spec().block_size);
         Tensor* const fields[] = {
             &staged.input_ids,    &staged.positions,       &staged.slot_mapping, &staged.cu_seqlens_q,
             &staged.context_lens, &staged.logits_rows,     &staged.temperature,  &staged.top_k,
@@ -249,7 +281,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         };
         std::vector<TensorView> arrays;
         for (const Tensor* field : fields) arrays.push_back(*field);
-        // Its size is that of the step, and graphs find all arrays where they were. What is behind is in no graph.
+        // Graphs find all arrays where they were, since a graph is of steps with lists of one size.
         arrays.push_back(pairs(work.array, 4));
         arrays.push_back(staged.previous_rows);
         arrays.push_back(entries.empty() ? TensorView() : pairs(entries, 2));

@@ -89,6 +89,8 @@ struct Batch {
     // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
+    // The same: each sequence has one token, and none reads a key that another one writes. See store_kv_and_attend().
+    bool writes_apart = false;
     // Set by check_values(): what of block_table its sequences use and BlockTable has not.
     TableSpans table_spans = {};
     // Set by resolve().

@@ -1,7 +1,8 @@
 #include "ops/attention_work.h"
 
 #include <algorithm>
-#include <array>
+#include <bit>
+#include <cstring>
 #include <limits>
 
 namespace infinilm {
@@ -10,11 +11,16 @@ namespace {
 
 constexpr int64_t most_workspace_bytes = int64_t{128} << 20;
 
+// Lists of decode have at least so many places: short ones have the same graph, and the blocks that find nothing to do
+// are few.
+constexpr uint64_t least_items = 16;
+
 // Rows of one tile, and the chunks of keys that any of them sees.
 struct Tile {
     int32_t seq, row0;
     int num_rows;
-    int chunks;
+    int end;                  // of the keys that any row sees
+    int first_chunk, chunks;  // of them
     int slot = -1;
 };
 
@@ -27,7 +33,8 @@ public:
           window_(layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int>::max()),
           chunked_(layer.chunked),
           two_way_(layer.two_way),
-          spans_(layer.spans ? lengths.two_way_seqs : nullptr) {
+          spans_(layer.spans ? lengths.two_way_seqs : nullptr),
+          block_table_(layer.sliding_window > 0 && lengths.window_table ? lengths.window_table : lengths.block_table) {
         const AttentionHeads& heads = layer.heads;
         const int most_rows = most_decode_rows(heads, num_sms);
         for (int32_t seq = 0; seq < lengths.num_seqs; ++seq) {
@@ -41,8 +48,29 @@ public:
 
     std::vector<Tile> decode, prefill;
 
+    // The item of a tile of decode that begins with its chunk first_chunk.
+    AttentionDecodeItem item(const Tile& tile, int first_chunk, int width) const {
+        AttentionDecodeItem item{.seq = tile.seq,
+                                 .row0 = tile.row0,
+                                 .first_chunk = first_chunk,
+                                 .slot = tile.slot,
+                                 .first_token = lengths_.cu_seqlens_q[tile.seq],
+                                 .query_len = query_len(tile.seq),
+                                 .context_len = context_lens_[tile.seq],
+                                 .width = width,
+                                 .blocks = {}};
+        std::fill(std::begin(item.blocks), std::end(item.blocks), -1);
+        if (!block_table_) return item;
+        const int64_t first = int64_t{tile.first_chunk + first_chunk} * attention_chunk / lengths_.block_size;
+        const int64_t count = (tile.end - 1) / lengths_.block_size + 1 - first;
+        std::copy_n(block_table_ + tile.seq * lengths_.table_stride + first,
+                    std::min<int64_t>(count, attention_item_blocks), item.blocks);
+        return item;
+    }
+
 private:
-    int num_rows(int32_t seq) const { return (lengths_.cu_seqlens_q[seq + 1] - lengths_.cu_seqlens_q[seq]) * group_; }
+    int query_len(int32_t seq) const { return lengths_.cu_seqlens_q[seq + 1] - lengths_.cu_seqlens_q[seq]; }
+    int num_rows(int32_t seq) const { return query_len(seq) * group_; }
     void add_tiles(std::vector<Tile>& tiles, int32_t seq, int tile_rows) const {
         const int rows = num_rows(seq);
         for (int32_t row0 = 0; row0 < rows; row0 += tile_rows)
@@ -75,14 +103,16 @@ private:
         const int end = spans_ && spans_[seq] != 0 ? context_lens_[seq]
                                                    : static_cast<int>(std::min<int64_t>(last_end, context_lens_[seq]));
         const int begin = chunked_ ? (first_end - 1) / window_ * window_ : std::max(0, first_end - window_);
-        return {seq, row0, rows, (end + attention_chunk - 1) / attention_chunk - begin / attention_chunk};
+        const int first_chunk = begin / attention_chunk;
+        return {seq, row0, rows, end, first_chunk, (end + attention_chunk - 1) / attention_chunk - first_chunk};
     }
 
     const AttentionLengths& lengths_;
     const int32_t* const context_lens_;  // [num_seqs]
     const int group_, window_;
     const bool chunked_, two_way_;
-    const int32_t* const spans_;  // [num_seqs] or null
+    const int32_t* const spans_;        // [num_seqs] or null
+    const int32_t* const block_table_;  // [num_seqs, table_stride] or null
 };
 
 int rounds(const Tile& tile, int width) { return (tile.chunks + width - 1) / width; }
@@ -147,33 +177,40 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const std::ve
     const int64_t num_slots = workspace_bytes / (row_floats * static_cast<int64_t>(sizeof(float)));
     AttentionWork work;
     auto& array = work.array;
-    array.resize(4 * layers.size());
     const auto size = [&] { return static_cast<int64_t>(array.size() / 4); };
-    const auto append = [&](const std::array<int32_t, 4>& item) {
-        array.insert(array.end(), item.begin(), item.end());
+    const auto append = [&](const auto& item) {
+        const size_t at = array.size();
+        array.resize(at + sizeof(item) / sizeof(int32_t));
+        std::memcpy(array.data() + at, &item, sizeof(item));
     };
     std::vector<Lister> listers;
     for (const AttentionLayer& layer : layers) {
         const Lister& tiles = listers.emplace_back(layer.chosen ? *lengths.of_tokens : lengths, layer, num_sms);
-        work.lists.push_back({layer, row_floats, 0, static_cast<int64_t>(tiles.prefill.size()), size()});
-        for (const Tile& tile : tiles.prefill) append({tile.seq, tile.row0 / layer.heads.prefill_rows(), 0, 0});
+        work.lists.push_back({.layer = layer,
+                              .row_floats = row_floats,
+                              .num_prefill = static_cast<int64_t>(tiles.prefill.size()),
+                              .prefill_begin = size()});
+        for (const Tile& tile : tiles.prefill)
+            append(AttentionPrefillItem{tile.seq, tile.row0 / layer.heads.prefill_rows(), {}});
     }
     for (size_t i = 0; i < layers.size(); ++i) {
         const int num_kv_heads = layers[i].heads.num_kv_heads;
         std::vector<Tile>& tiles = listers[i].decode;
         const int width = choose_width(tiles, num_kv_heads, num_sms);
         place(tiles, longest_whole(tiles, num_kv_heads, num_sms, width), num_kv_heads, num_slots);
-        const int64_t begin = size();
+        AttentionList& list = work.lists[i];
+        list.decode_begin = size();
+        uint64_t count = 0;
         // Tiles that one block walks through alone come first: they end last.
         for (const bool walked : {true, false})
             for (const Tile& tile : tiles) {
                 const int items = tile.slot < 0 ? 1 : rounds(tile, width);
                 if (walked != (tile.slot < 0 && tile.chunks > width)) continue;
-                for (int item = 0; item < items; ++item) append({tile.seq, tile.row0, item * width, tile.slot});
+                for (int item = 0; item < items; ++item, ++count) append(listers[i].item(tile, item * width, width));
             }
-        work.lists[i].num_decode = size() - begin;
-        const int32_t head[] = {static_cast<int32_t>(begin), static_cast<int32_t>(size() - begin), width, 0};
-        std::copy(std::begin(head), std::end(head), array.begin() + 4 * static_cast<ptrdiff_t>(i));
+        if (count == 0) continue;
+        list.num_decode = static_cast<int64_t>(std::bit_ceil(std::max(count, least_items)));
+        for (; count < static_cast<uint64_t>(list.num_decode); ++count) append(AttentionDecodeItem{});
     }
     return work;
 }

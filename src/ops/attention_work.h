@@ -21,6 +21,7 @@ constexpr int attention_chunk = 128;       // keys
 constexpr int attention_tile_rows = 16;    // of decode
 constexpr int attention_decode_rows = 32;  // a sequence with at most this many rows a kv head is decode's
 constexpr int attention_item_chunks = 4;   // of a tile that several blocks of decode share, at most
+constexpr int attention_item_blocks = 8;   // of the block table, that an item of decode brings
 
 // The kernels are compiled for these widths of a head; columns from head_dim on are zeros.
 constexpr int attention_kernel_dim(int head_dim) {
@@ -75,17 +76,20 @@ struct AttentionLayer {
 // shortest tiles taken whole, each by one block. row_floats: of the model's widest heads.
 int64_t attention_workspace_bytes(const AttentionHeads& heads, int64_t num_tokens, int row_floats);
 
-// The elements of the list, 16 bytes each. A list begins with its head. `slot`: the row of partial results where those
-// of the tile begin, [num_kv_heads][chunks of the tile][rows of the tile]; -1: the item is all of the tile.
-struct AttentionListHead {
-    int32_t begin, count;  // of the items of decode, elements of the array
-    int32_t width;         // chunks of an item that is not all of its tile
-    int32_t padding;
-};
+// An item of decode has all that its block needs to find its first keys: the block reads this one entry, and then keys.
+// Lengths and block numbers that lay elsewhere would each be a read more that waits for the one before.
 struct AttentionDecodeItem {
-    int32_t seq, row0;    // the tile's first row
-    int32_t first_chunk;  // from the first that any row of the tile sees
-    int32_t slot;
+    int32_t seq = -1;         // -1: there is no item here
+    int32_t row0 = 0;         // the tile's first row
+    int32_t first_chunk = 0;  // from the first that any row of the tile sees
+    // The row of partial results where those of the tile begin, [num_kv_heads][chunks of the tile][rows of the tile];
+    // -1: the item is all of the tile.
+    int32_t slot = -1;
+    int32_t first_token = 0, query_len = 0, context_len = 0;  // of the sequence
+    int32_t width = 0;                                        // chunks of an item that is not all of its tile
+    // The sequence's entries of the block table, from that of the first key of the item's first chunk on, as far as any
+    // row of the tile sees keys; -1: the host does not know it, and the table has it.
+    int32_t blocks[attention_item_blocks] = {};
 };
 struct AttentionPrefillItem {
     int32_t seq, tile;  // rows [AttentionHeads::prefill_rows() * tile, ..)
@@ -100,6 +104,10 @@ struct AttentionLengths {
     // The same for layers with a window, where their sequences are others; null: they are not.
     const int32_t* window_lens = nullptr;
     const int32_t* two_way_seqs = nullptr;  // [num_seqs] or null: see AttentionParams
+    // [num_seqs, table_stride]: the block table, and that of layers with a window, where they have their own; null:
+    // items bring no block numbers.
+    const int32_t *block_table = nullptr, *window_table = nullptr;
+    int64_t table_stride = 0, block_size = 0;
     // The sequences of layers whose tokens choose the keys that they read; null: there are no such layers.
     const AttentionLengths* of_tokens = nullptr;
 };
@@ -107,14 +115,15 @@ struct AttentionLengths {
 // The list of the layers that share one, as far as the host needs it to launch their kernels.
 struct AttentionList {
     AttentionLayer layer = {};
-    int row_floats = 0;                       // of a row of partial results
-    int64_t num_decode = 0, num_prefill = 0;  // items; a graph may be made for more of decode
-    int64_t prefill_begin = 0;                // element of the array
+    int row_floats = 0;  // of a row of partial results
+    // Items. Decode has none or a power of two, at least 16, the last of which may be empty. Graphs are looked up by
+    // how many there are of both kinds, so that in the steps of one graph each list has its own in one place.
+    int64_t num_decode = 0, num_prefill = 0;
+    int64_t decode_begin = 0, prefill_begin = 0;  // elements of the array
 };
 struct AttentionWork {
     std::vector<AttentionList> lists;
-    // [num_elements, 4]: the heads of all lists, their items of prefill, those of decode. Graphs are looked up by how
-    // many there are of prefill, so that in the steps of one graph each list has its own in one place.
+    // [num_elements, 4]: the items of prefill of all lists, an element each, and those of decode, four elements each.
     std::vector<int32_t> array;
 };
 

@@ -260,8 +260,7 @@ struct AttentionParams {
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more
     TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array
-    int list = 0;               // of that, for layers like this one
-    AttentionList known = {};   // of that list
+    AttentionList known = {};   // the list in it of layers like this one
     TensorView workspace = {};  // uint8: for partial results, zero before the first use; see attention_workspace_bytes
     // uint8: room for k_cache and v_cache in the dtype of q, one behind the other, where rows have scales; else absent.
     TensorView wide_cache = {};
@@ -666,12 +665,17 @@ public:
     virtual void linear(const LinearParams&) = 0;
     // linear, then qk_norm_rope_store_kv of its out, which is rope.qkv; afterwards only the q part of it is defined.
     virtual void linear_rope_store_kv(const LinearParams&, const RopeStoreParams& rope) = 0;
+    // Whether that is one kernel; else store_kv_and_attend may be faster.
+    virtual bool fuses_rope_store(const LinearParams&, const RopeStoreParams&) { return true; }
     // linear of a plain weight without a residual, then act_mul of its out alone, in place.
     virtual void linear_act(const LinearParams&);
     virtual void head_linear(const HeadLinearParams&);
     virtual void rope_table(const RopeTableParams&) = 0;
     virtual void qk_norm_rope_store_kv(const RopeStoreParams&) = 0;
     virtual void paged_attention(const AttentionParams&) = 0;
+    // qk_norm_rope_store_kv, then paged_attention, whose q is that of store.qkv; afterwards nothing of qkv is defined.
+    // No sequence reads a key that another one stores here.
+    virtual void store_kv_and_attend(const RopeStoreParams& store, const AttentionParams&);
     virtual void choose_keys(const ChooseKeysParams&) = 0;
     virtual void act_mul(const ActMulParams&) = 0;
     virtual void clip(const ClipParams&) = 0;

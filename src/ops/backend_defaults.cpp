@@ -31,6 +31,11 @@ void Backend::update_step(const UpdateStepParams& p) {
         p.table.as<int32_t>()[entries[2 * i]] = entries[2 * i + 1];
 }
 
+void Backend::store_kv_and_attend(const RopeStoreParams& store, const AttentionParams& p) {
+    qk_norm_rope_store_kv(store);
+    paged_attention(p);
+}
+
 void Backend::change_logits(const ChangeLogitsParams& p) { infinilm::change_logits(p); }
 
 void change_logits(const ChangeLogitsParams& p) {

@@ -322,8 +322,7 @@ static void check_position_bias(OpCheck& check, const AttentionParams& p) {
     }
 }
 
-void paged_attention(Backend& backend, const AttentionParams& p) {
-    OpCheck check("paged_attention", backend);
+static void check_attention(OpCheck& check, const AttentionParams& p) {
     check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
     check.caches(p, "num_kv_heads", "head_dim");
     check_sequence_arrays(check, p);
@@ -355,7 +354,21 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
                                 .num_blocks = check["num_blocks"],
                                 .block_size = check["block_size"],
                                 .sliding_window = p.sliding_window});
+}
+
+void paged_attention(Backend& backend, const AttentionParams& p) {
+    OpCheck check("paged_attention", backend);
+    check_attention(check, p);
     backend.paged_attention(p);
+}
+
+void store_kv_and_attend(Backend& backend, const RopeStoreParams& store, const AttentionParams& p) {
+    OpCheck check("store_kv_and_attend", backend);
+    check_attention(check, p);
+    OpCheck of_store("store_kv_and_attend", backend);
+    check_rope_store(of_store, store);
+    check.require(p.q.data() == store.qkv.data(), "expected q to be that of store.qkv");
+    backend.store_kv_and_attend(store, p);
 }
 
 void choose_keys(Backend& backend, const ChooseKeysParams& p) {

@@ -21,6 +21,7 @@ void head_linear(Backend&, const HeadLinearParams&);
 void rope_table(Backend&, const RopeTableParams&);
 void qk_norm_rope_store_kv(Backend&, const RopeStoreParams&);
 void paged_attention(Backend&, const AttentionParams&);
+void store_kv_and_attend(Backend&, const RopeStoreParams&, const AttentionParams&);
 void choose_keys(Backend&, const ChooseKeysParams&);
 void act_mul(Backend&, const ActMulParams&);
 void clip(Backend&, const ClipParams&);

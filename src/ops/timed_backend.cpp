@@ -92,6 +92,9 @@ void TimedBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
 void TimedBackend::paged_attention(const AttentionParams& p) {
     timed("attention", [&] { inner_.paged_attention(p); });
 }
+void TimedBackend::store_kv_and_attend(const RopeStoreParams& store, const AttentionParams& p) {
+    timed("attention", [&] { inner_.store_kv_and_attend(store, p); });
+}
 void TimedBackend::choose_keys(const ChooseKeysParams& p) {
     timed("indexer", [&] { inner_.choose_keys(p); });
 }

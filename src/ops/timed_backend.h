@@ -55,6 +55,10 @@ public:
     void rope_table(const RopeTableParams& p) override;
     void qk_norm_rope_store_kv(const RopeStoreParams& p) override;
     void paged_attention(const AttentionParams& p) override;
+    bool fuses_rope_store(const LinearParams& p, const RopeStoreParams& rope) override {
+        return inner_.fuses_rope_store(p, rope);
+    }
+    void store_kv_and_attend(const RopeStoreParams& store, const AttentionParams& p) override;
     void choose_keys(const ChooseKeysParams& p) override;
     void act_mul(const ActMulParams& p) override;
     void clip(const ClipParams& p) override;

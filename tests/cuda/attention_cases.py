@@ -48,15 +48,17 @@ def row_floats(head_dim: int) -> int:
 class Work:
     """The list of one window: `array` as kernels read it, and its parts."""
 
-    array: NDArray[np.int32]  # [1 + len(prefill) + len(decode), 4]
+    array: NDArray[np.int32]  # [len(prefill) + 4 * num_decode, 4]
     prefill: NDArray[np.int32]  # [.., 4]: seq, tile
-    decode: NDArray[np.int32]  # [.., 4]: seq, row0, first_chunk, slot
+    # [.., 16], without the empty ones: seq, row0, first_chunk, slot; first_token, query_len, context_len, width; blocks
+    decode: NDArray[np.int32]
+    num_decode: int  # with the empty ones
     num_rows: int  # of partial results
 
     @property
     def width(self) -> int:
         """Chunks of an item that is not all of its tile."""
-        return int(self.array[0, 2])
+        return int(self.decode[0, 7]) if len(self.decode) else 1
 
 
 def first_key(end: int, window: int, chunked: bool) -> int:
@@ -79,23 +81,38 @@ def list_work(
     chunked: bool = False,
     two_way: bool = False,
     spans: Sequence[bool] = (),
+    table: NDArray[np.int32] | None = None,
+    block_size: int = 0,
 ) -> Work:
-    """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`; spans: see `Case`."""
-    capacity = 1 + sum(contexts) * heads[0] + 2 * len(contexts)
-    array, known, lengths = np.empty((capacity, 4), np.int32), np.empty(2, np.int64), np.array(contexts, np.int32)
+    """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`; spans: see `Case`.
+
+    table: [num_seqs, columns], where items are to have the numbers of their first blocks.
+    """
+    capacity = 64 + 8 * (sum(contexts) * heads[0] + 2 * len(contexts))
+    array, known, lengths = np.empty((capacity, 4), np.int32), np.empty(3, np.int64), np.array(contexts, np.int32)
     listing, pointers = gpu.lib.attention_list, [ctypes.c_void_p(a.ctypes.data) for a in (edges, lengths, array, known)]
     flags = np.array(spans, np.int32)
+    columns = 0 if table is None else table.shape[1]
+    blocks = None if table is None else ctypes.c_void_p(table.ctypes.data)
     listing.restype = ctypes.c_int64
     room = ctypes.c_int64(4 * row_floats(head_dim) * num_rows)
     count = listing(
         len(contexts), *pointers[:2], *heads, head_dim, value_dim or head_dim, window, int(chunked), int(two_way),
-        ctypes.c_void_p(flags.ctypes.data) if len(flags) else None, num_sms, room,
-        pointers[2], ctypes.c_int64(capacity), pointers[3],
+        ctypes.c_void_p(flags.ctypes.data) if len(flags) else None, blocks, ctypes.c_int64(columns), block_size,
+        num_sms, room, pointers[2], ctypes.c_int64(capacity), pointers[3],
     )  # fmt: skip
-    assert count == 1 + known.sum(), (count, known)
-    decode = array[1 + known[1] : count]
+    num_decode, num_prefill, decode_begin = known.tolist()
+    assert count == num_prefill + 4 * num_decode and decode_begin == num_prefill, (count, known)
+    items = array[decode_begin:count].reshape(num_decode, 16)
+    decode = items[items[:, 0] >= 0]
+    places = 0 if len(decode) == 0 else max(16, 1 << (len(decode) - 1).bit_length())
+    assert num_decode == places and (items[len(decode) :, 0] == -1).all(), (
+        "empty items are at the end, as few as may be"
+    )
+    assert (decode[:, 4] == edges[decode[:, 0]]).all() and (decode[:, 6] == lengths[decode[:, 0]]).all()
+    assert (decode[:, 5] == np.diff(edges)[decode[:, 0]]).all() and (decode[:, 7] == decode[:1, 7]).all()
     used, group = 0, heads[0] // heads[1]
-    for seq, row0, _, slot in decode[decode[:, 3] >= 0]:
+    for seq, row0, _, slot in decode[decode[:, 3] >= 0, :4]:
         queries = int(edges[seq + 1] - edges[seq])
         last = min(row0 + 16, queries * group) - 1
         first = contexts[seq] - queries + 1 + row0 // group
@@ -105,7 +122,7 @@ def list_work(
         chunks = -(-end // CHUNK) - first_key(first, window, chunked) // CHUNK
         used = max(used, int(slot) + chunks * (last + 1 - row0) * heads[1])
     assert used <= num_rows
-    return Work(array[:count], array[1 : 1 + known[1]], decode, used)
+    return Work(array[:count], array[:num_prefill], decode, num_decode, used)
 
 
 @dataclass(frozen=True)
@@ -134,6 +151,16 @@ class Case:
     def out_dim(self) -> int:
         """Columns of a head's output."""
         return self.value_dim or self.head_dim
+
+
+@dataclass(frozen=True)
+class Store:
+    """What is left to do of q, k and v of sequences of one token each."""
+
+    fused: bool  # by attention; else by a kernel in front of it
+    norms: bool
+    rotary_dim: int  # 0: no RoPE
+    own_kv: bool  # else there is q alone
 
 
 class Problem:
@@ -196,12 +223,19 @@ class Problem:
         return [(s, 0, n) for s, (_, n) in enumerate(self.case.sequences)]
 
     def run(
-        self, parts: list[Part], num_rows: int = AMPLE, num_sms: int = NUM_SMS, spare: int = 0, sm90: bool = False
+        self,
+        parts: list[Part],
+        num_rows: int = AMPLE,
+        num_sms: int = NUM_SMS,
+        known: bool = True,
+        sm90: int = 0,
+        store: Store | None = None,
     ) -> list[Array]:
         """One call whose sequences are the parts, in their order: the bits of out, by part.
 
-        num_rows: that the workspace has for partial results, at most; num_sms: that its list is made for; spare:
-        items of decode that the launch has room for, beyond the list; sm90: by attention_sm90.
+        num_rows: that the workspace has for partial results, at most; num_sms: that its list is made for; known:
+        items of decode have the numbers of their first blocks; sm90: 1: by attention_sm90, 2: in turns; store: q, k
+        and v are drawn instead, and k and v go to the cache.
         """
         gpu, case = self.gpu, self.case
         heads, kv_heads = case.heads
@@ -212,33 +246,53 @@ class Problem:
         q = _store(np.full((max(edges[-1], 1), q_stride), np.nan), kind)
         for (s, begin, end), at in zip(parts, edges, strict=False):
             q[at : at + end - begin, :width] = self.q[s][begin:end].reshape(end - begin, width)
+        rng, draws = np.random.default_rng(case.seed + 1), [None] * 5
+        if store:
+            q[:, : width + 2 * kv_heads * case.head_dim] = _store(
+                rng.standard_normal((len(q), width + 2 * kv_heads * case.head_dim)), kind
+            )
         contexts = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in parts]
         guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
         out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
         shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.out_dim, case.chunked, case.two_way
         spans = [case.spans[s] for s, _, _ in parts] if case.spans else []
-        work = list_work(gpu, edges, contexts, *shape, spans)
+        table = self.table[[s for s, _, _ in parts]]
+        blocks = (table, self.block_size) if known else ()
+        work = list_work(gpu, edges, contexts, *shape, spans, *blocks)
         rows = np.full((max(work.num_rows, 1), row_floats(case.head_dim)), -1, np.int32)  # NaN
         rows[:, -2] = 0  # where blocks are counted
         workspace = gpu.upload(rows)
-        arrays = q, self.table[[s for s, _, _ in parts]], edges, np.array(contexts, np.int32), work.array
+        array = work.array if work.array.size else np.zeros((1, 4), np.int32)
+        arrays = q, table, edges, np.array(contexts, np.int32), array
         inputs = [gpu.upload(a) for a in arrays]
         flags = np.array(spans, np.int32) if spans else None
         sinks, bias, flags = (None if a is None else gpu.upload(a) for a in (self.sinks, self.bias, flags))
+        if store:
+            last = [(s, case.sequences[s][0] - 1) for s, _, _ in parts]
+            slots = [self.table[s, at // self.block_size] * self.block_size + at % self.block_size for s, at in last]
+            norms = [rng.standard_normal(case.head_dim).astype(np.float32) for _ in range(3)]
+            turns = rng.standard_normal((len(parts), store.rotary_dim)).astype(np.float32)
+            draws = [
+                np.array(slots, np.int64),
+                *(norms if store.norms else [None] * 3),
+                turns if store.rotary_dim else None,
+            ]
+        on_device = [None if a is None else gpu.upload(a) for a in draws]
         distances = 0 if self.bias is None else self.bias.shape[1]
         centre = None if bias is None else Buffer(bias.pointer + distances // 2 * 4, (), bias.dtype)
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
         gpu.call(
-            "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
-            len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
+            "run_attention", sm90, TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
+            work.num_decode, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks, flags, centre, distances,
-            TYPES[case.cache or kind], *self.scales, *self.wide,
+            TYPES[case.cache or kind], *self.scales, *self.wide, 1 + store.fused if store else 0, len(parts),
+            int(bool(store and store.own_kv)), *on_device, store.rotary_dim if store else 0,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, out_width:] == guard).all(), "wrote outside of out"
         assert not gpu.download(workspace)[:, -2].any(), "a counter was left behind"
-        for buffer in (out, workspace, *inputs, *(b for b in (sinks, bias, flags) if b is not None)):
+        for buffer in (out, workspace, *inputs, *(b for b in (sinks, bias, flags, *on_device) if b is not None)):
             gpu.free(buffer)
         values = got[1:-1, :out_width].view(np.float32) if kind == "f32" else got[1:-1, :out_width]
         return np.split(values.reshape(-1, heads, case.out_dim), edges[1:-1])
@@ -287,12 +341,13 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, 
         twin = Problem(gpu, dataclasses.replace(problem.case, cache=""), same_as=problem).run(whole)
         assert all(np.array_equal(*pair) for pair in zip(want, twin, strict=True)), "not the bits of the widened keys"
     if hopper and problem.case.kind != "f32" and problem.case.head_dim <= 128:  # of wider heads it is the same
-        same(whole, "by wgmma", sm90=True)
+        same(whole, "by wgmma", sm90=1)
+        same(whole, "by wgmma, in turns", sm90=2)
     if cuts is None:
         return
     for part in whole[:2]:
         same([part], "alone")
-    same(whole[::-1], "backwards, by many blocks", num_sms=200, spare=3)
+    same(whole[::-1], "backwards, by many blocks", num_sms=200, known=False)
     if problem.case.two_way:
         return  # a part of a text would see that part alone
     spans = problem.case.spans or (False,) * len(whole)
@@ -308,6 +363,18 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, 
     same(single, "token by token")
     same(single[::-1], "token by token, not cut", num_rows=0)
     same(single, "token by token, some cut", num_rows=40, num_sms=200)
+
+
+def stored(gpu: Gpu, shape: dict[str, Any], num_sms: int, **how: Any) -> None:
+    """Norms of heads, RoPE and the cache within attention, and by a kernel in front of it: the same bits everywhere."""
+    results = []
+    for fused in (False, True):
+        problem = Problem(gpu, Case(**shape))
+        out = problem.run(problem.whole(), num_sms=num_sms, store=Store(fused=fused, **how))
+        results.append([*out, *(gpu.download(b) for b in (*problem.caches, *problem.scales) if b is not None)])
+    for want, got in zip(*results, strict=True):
+        unequal = np.argwhere(want.view(np.uint8) != got.view(np.uint8))
+        assert len(unequal) == 0, f"{shape}: first at {unequal[0]} of {want.shape}"
 
 
 def not_a_number(gpu: Gpu, kind: str) -> None:
@@ -345,7 +412,7 @@ def lists(gpu: Gpu, seed: int) -> None:
         got: dict[tuple[int, int], list[int]] = {}
         slots: dict[tuple[int, int], int] = {}
         alone, total = [], 0
-        for seq, row0, first_chunk, slot in work.decode.tolist():
+        for seq, row0, first_chunk, slot in work.decode[:, :4].tolist():
             got.setdefault((seq, row0), []).append(first_chunk)
             slots.setdefault((seq, row0), slot)
         for seq in np.flatnonzero((queries > 0) & (queries * group <= 32)).tolist():
@@ -401,7 +468,7 @@ def drafts(gpu: Gpu) -> None:
     def reads(group: int, edges: list[int], contexts: list[int]) -> int:
         """How often the keys of a kv head are read."""
         work = list_work(gpu, np.array(edges, np.int32), contexts, (8 * group, 8), 128, 0, AMPLE, 132)
-        return len({(seq, row0) for seq, row0, _, _ in work.decode.tolist()}) + len(work.prefill)
+        return len({(seq, row0) for seq, row0 in work.decode[:, :2].tolist()}) + len(work.prefill)
 
     for group in (1, 2, 3, 4, 5, 6, 7, 8):
         for queries in range(1, 17):  # the longest draft has 15 tokens

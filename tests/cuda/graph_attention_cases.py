@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from emulation import ON_GPU, Gpu
 from graph_cases import Twins, outputs
+from shared_memory_cases import take_launches
 
 import infinilm
 from infinilm import _core
+from infinilm.engine.hooks import ModelSites
 
 
 def long_contexts(_: Gpu, folder: str, name: str, dtype: str) -> None:
@@ -84,4 +88,41 @@ def windows_of_their_own(_: Gpu, folder: str) -> None:
         assert "1 groups of layers, but the KV cache has 2" in str(error), error
     else:
         raise AssertionError("layers with a window took the blocks of others")
+    twins.close()
+
+
+def keys_that_attention_stores(gpu: Gpu, folder: str, name: str, dtype: str) -> None:
+    """In a step of one token a sequence, attention does what lies before it, with the bits of a kernel that does it.
+
+    Tokens of one text that come as sequences of one token each read keys of each other, and have those of the text.
+    """
+    twins = Twins(folder, name, dtype, num_seqs=3)
+    sequences, engine = twins.sequences, twins.eager
+
+    def run(arrays: dict[str, Any]) -> tuple[bytes, bool]:
+        """Logits, and whether a kernel in front of attention stored keys."""
+        take_launches(gpu)
+        logits = outputs(engine, _core.Batch(**arrays))[1]
+        assert logits is not None
+        return logits.tobytes(), any("qk_norm_rope" in launched for launched in take_launches(gpu))
+
+    twins.step([0, 1, 2], 14)
+    for _ in range(4):  # over the end of a block
+        sequences.batch([2, 0, 1])
+        got, by_kernel = run(sequences.arrays)
+        names = ModelSites(engine.spec).select("*")
+        engine.set_hooks(lambda name, layer, tensor, rank: None, names)
+        want, hooked = run(sequences.arrays)
+        engine.set_hooks(None, [])
+        assert got == want and hooked and (ON_GPU or not by_kernel)
+    sequences.batch([1], 5)
+    text = sequences.arrays | {"logits_rows": np.arange(5, dtype=np.int32)}
+    text |= {key: np.resize(value, 5) for key, value in sequences.draws.items()}
+    apart = text | {
+        "cu_seqlens_q": np.arange(6, dtype=np.int32),
+        "context_lens": text["positions"] + 1,
+        "block_table": np.repeat(text["block_table"], 5, 0),
+    }
+    (want, _), (got, by_kernel) = run(text), run(apart)
+    assert got == want and (ON_GPU or by_kernel)
     twins.close()

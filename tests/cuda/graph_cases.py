@@ -366,7 +366,7 @@ def a_large_vocabulary(gpu: Gpu, folder: str, peers: str) -> None:
 
 
 def changes_of_longer_contexts(_: Gpu, folder: str) -> None:
-    """Attention's list grows from 13 to 17 elements of 16 bytes within a graph; arrays lie at multiples of 256."""
+    """Attention's list grows from 12 to 16 items within a graph, which has 16 places for them."""
     twins = Twins(folder, "llama", "bfloat16", max_len=448)
     twins.step([0, 1, 2, 3], 372)
     for _ in range(8):
@@ -474,7 +474,7 @@ def uploads(gpu: Gpu, folder: str) -> None:
         engine.forward(sequences.batch(seqs, count, logits=False))
         return int(gpu.lib.infinilm_emulator_uploaded_bytes() - before)
 
-    rounding, entry, item = 256, 8, 16  # bytes: of an array, of an element and what it becomes, of attention's list
+    rounding, entry, item = 256, 8, 64  # bytes: of an array, of an element and what it becomes, of attention's list
     step(everybody, 5)
     short = [step(everybody) for _ in range(3)][-1]
     step(everybody, 240)

@@ -19,6 +19,7 @@ FILES = (
     "attention_wide.cu",
     "attention_f32.cu",
     "attention_sm90.cu",
+    "rope.cu",
 )
 SOURCES = [*(ROOT / "cuda/attention" / name for name in FILES), ROOT / "src/ops/attention_work.cpp", "attention_api.cu"]
 HEADS = ((1, 1), (3, 1), (6, 2), (7, 1), (8, 1), (32, 1))
@@ -174,6 +175,39 @@ def test_cache_of_8_bits(emulate: Run, dims: tuple[int, int], cache: str, window
     case = Case(kind, (6, 2), head_dim, sequences, 16, window, 8, value_dim=value_dim, cache=cache)
     how = {"settings": {"INFINILM_EMULATOR_ASYNC": asynchronous}, "schedule": schedule}
     check(emulate, dataclasses.asdict(case), cuts=[0.4], **how)
+
+
+@every_order
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "cache", "how"),
+    [
+        ((4, 2), 128, "", {"norms": True, "rotary_dim": 128, "own_kv": True}),
+        ((6, 2), 64, "int8", {"norms": False, "rotary_dim": 64, "own_kv": True}),
+        ((16, 1), 80, "", {"norms": True, "rotary_dim": 20, "own_kv": True}),
+        ((3, 3), 200, "fp8", {"norms": True, "rotary_dim": 0, "own_kv": True}),
+        ((5, 1), 24, "", {"norms": False, "rotary_dim": 24, "own_kv": False}),
+        ((8, 2), 256, "", {"norms": True, "rotary_dim": 64, "own_kv": True}),
+    ],
+)
+def test_heads_that_attention_stores(
+    emulate: Run,
+    heads: tuple[int, int],
+    head_dim: int,
+    cache: str,
+    how: dict[str, Any],
+    schedule: str,
+    asynchronous: str,
+) -> None:
+    """Contexts that end with a chunk and behind one, in one block and in several; windows, sinks, a new key alone."""
+    sequences = ((600, 1), (1, 1), (128, 1), (129, 1), (300, 1))
+    for window, num_sms, kind in ((0, 4, "bf16"), (130, 200, "f16")):
+        case = Case(kind, heads, head_dim, sequences, 16, window, 8, sinks=window > 0, cache=cache)
+        settings = {"INFINILM_EMULATOR_ASYNC": asynchronous}
+        shape = dataclasses.asdict(case)
+        outcome = emulate(
+            SOURCES, "attention_cases:stored", shape=shape, num_sms=num_sms, schedule=schedule, settings=settings, **how
+        )
+        assert outcome.ok, outcome.text
 
 
 @st.composite

@@ -103,6 +103,12 @@ def test_long_contexts(simulate: Run, models: str, name: str, dtype: str) -> Non
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("qwen3", "bfloat16"), ("gemma3-text", "float16")])
+def test_keys_that_attention_stores(simulate: Run, models: str, name: str, dtype: str) -> None:
+    outcome = simulate("graph_attention_cases:keys_that_attention_stores", folder=models, name=name, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
 def test_windows_of_their_own(simulate: Run, models: str) -> None:
     outcome = simulate("graph_attention_cases:windows_of_their_own", folder=models)
     assert outcome.ok, outcome.text

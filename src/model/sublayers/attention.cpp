@@ -198,7 +198,7 @@ std::vector<LinearCall> Attention::calls() const {
 
 // Norm, q, k and v, RMSNorm of their heads, RoPE; keys and values into the cache.
 template <class Tap>
-void Attention::project(const Step<Tap>& s, Input in) const {
+std::optional<RopeStoreParams> Attention::project(const Step<Tap>& s, Input in) const {
     const AttentionSpec& heads = spec_;
     if (heads.output_gate || indexer_) in = {.x = s.whole(in)};  // two linears read the norm
     if (heads.output_gate) s.linear(gate_proj_, in.x, s.view(gate_).slice(1, 0, heads.gate_dim()));
@@ -211,15 +211,26 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     if (!wide) params.q_norm = q_norm_.prepared, params.k_norm = k_norm_.prepared;  // else norm_all_heads does it
     params.v_norm = v_norm_.prepared;
     const bool in_parts = Tap::active || wide || behind_rope;
-    if (!in_parts && heads.clip_qkv == 0 && fuses_rope(heads) && qkv_proj_.clips.empty() && qkv_proj_.beside.empty())
-        return ops::linear_rope_store_kv(
-            s.backend, {.x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv}, params);
+    // Whether attention may do what is left: other work of the layer reads what the cache has, if its keys are chosen.
+    const bool leaves = !in_parts && s.batch.writes_apart && !indexer_;
+    if (!in_parts && heads.clip_qkv == 0 && fuses_rope(heads) && qkv_proj_.clips.empty() && qkv_proj_.beside.empty()) {
+        const LinearParams linear{
+            .x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv};
+        if (!leaves || s.backend.fuses_rope_store(linear, params)) {
+            ops::linear_rope_store_kv(s.backend, linear, params);
+            return {};
+        }
+    }
     s.linear(qkv_proj_, in.x, qkv, in.norm);
     if (heads.clip_qkv > 0)
         ops::clip(s.backend, {.x = qkv, .out = qkv, .low = -heads.clip_qkv, .high = heads.clip_qkv});
     // RoPE of q alone, or beside values of another size, which no linear knows; or behind what clips, or linears that
     // are shared.
-    if (!in_parts) return ops::qk_norm_rope_store_kv(s.backend, params);
+    if (leaves) return params;
+    if (!in_parts) {
+        ops::qk_norm_rope_store_kv(s.backend, params);
+        return {};
+    }
 
     const auto tap_heads = [&](Site site, int first, int count) {
         s.tap_own(site, of_heads(qkv, count, heads.head_dim, int64_t{first} * heads.head_dim, heads.head_dim), qkv_);
@@ -237,7 +248,10 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     if (heads.own_kv()) tap_v(sites::v_proj);
     if (wide) {
         norm_all_heads(s, qkv);
-        if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(s.backend, params);
+        if constexpr (!Tap::active) {
+            ops::qk_norm_rope_store_kv(s.backend, params);
+            return {};
+        }
     }
     // One op norms, turns and stores; here it does one after the other.
     const auto norm_heads = [&] {
@@ -253,10 +267,11 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     ops::qk_norm_rope_store_kv(s.backend, part);
     tap_q_and_k(sites::q_rope, sites::k_rope);
     if (behind_rope) norm_heads();
-    if (!heads.own_kv()) return;
+    if (!heads.own_kv()) return {};
     part.cos_sin = part.q_cos_sin = {};
     part.slot_mapping = params.slot_mapping;
     ops::qk_norm_rope_store_kv(s.backend, part);
+    return {};
 }
 
 // Where all heads are normed together, ranks have as many columns each, and each kv head as often as the others: the
@@ -286,13 +301,13 @@ void Attention::norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const 
 
 template <class Tap>
 void Attention::begin(const Step<Tap>& s, Input in) const {
-    project(s, in);
+    const std::optional<RopeStoreParams> store = project(s, in);
     const AttentionSpec& heads = spec_;
     const TensorView mixed = s.view(mixed_), ungated = s.view(ungated_);
     const int value_dim = heads.value_dim();
     const TensorView result = of_heads(mixed, heads.num_heads, value_dim, 0, value_dim);
     const TensorView out = ungated ? of_heads(ungated, heads.num_heads, value_dim, 0, value_dim) : result;
-    if (!indexer_) attend(s, own_, s.view(qkv_), sinks_.prepared, out);
+    if (!indexer_) attend(s, own_, s.view(qkv_), sinks_.prepared, out, {}, 0, store);
     for (int kv_head = 0; indexer_ && kv_head < heads.num_kv_heads; ++kv_head)
         attend(s, own_, s.view(qkv_), {}, out, indexer_->choose(s, kv_head), kv_head);
     if (ungated)

@@ -36,8 +36,9 @@ public:
     LinearWeights& qkv_proj() { return qkv_proj_; }
 
 private:
+    // Returns what is left to attention: norms of heads, RoPE and the cache, or nothing.
     template <class Tap>
-    void project(const Step<Tap>& s, Input in) const;
+    std::optional<RopeStoreParams> project(const Step<Tap>& s, Input in) const;
     // Norms of q and of k that are no part of the op of RoPE: over all heads, those of all ranks, or LayerNorm of each.
     template <class Tap>
     void norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const;

@@ -36,7 +36,7 @@ RopeStoreParams rope_store(const Step<Tap>& s, const PagedLayer& own, const Tens
 
 template <class Tap>
 void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, const TensorView& sinks,
-            const TensorView& out, const TensorView& slots, int kv_head) {
+            const TensorView& out, const TensorView& slots, int kv_head, const std::optional<RopeStoreParams>& store) {
     const auto& lists = s.batch.attention_lists;
     const AttentionLayer layer = attention_layer(own.cache);
     const int group = s.cache.group(s.layer);
@@ -60,7 +60,6 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
                            .two_way_seqs = own.cache.spans ? s.batch.two_way_seqs.view() : TensorView(),
                            .max_query_len = s.batch.max_query_len,
                            .work = s.batch.attention_work,
-                           .list = static_cast<int>(list - lists.begin()),
                            .known = list == lists.end() ? AttentionList() : *list,
                            .workspace = s.cache.workspace(),
                            .wide_cache = s.cache.wide_cache()};
@@ -80,14 +79,17 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
         params.context_lens = s.batch.token_lens;
         params.max_query_len = 1;
     }
-    ops::paged_attention(s.backend, params);
+    if (store)
+        ops::store_kv_and_attend(s.backend, *store, params);
+    else
+        ops::paged_attention(s.backend, params);
 }
 
 template RopeStoreParams rope_store(const Step<NoTap>&, const PagedLayer&, const TensorView&);
 template RopeStoreParams rope_store(const Step<StepTap>&, const PagedLayer&, const TensorView&);
 template void attend(const Step<NoTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&,
-                     const TensorView&, int);
+                     const TensorView&, int, const std::optional<RopeStoreParams>&);
 template void attend(const Step<StepTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&,
-                     const TensorView&, int);
+                     const TensorView&, int, const std::optional<RopeStoreParams>&);
 
 }  // namespace infinilm

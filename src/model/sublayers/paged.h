@@ -1,6 +1,8 @@
 // What Attention and Latent share: rows of a paged cache, which a step writes and all heads read.
 #pragma once
 
+#include <optional>
+
 #include "model/sublayers/mixer.h"
 
 namespace infinilm {
@@ -24,10 +26,11 @@ RopeStoreParams rope_store(const Step<Tap>& s, const PagedLayer& layer, const Te
 
 // Attention of the queries in qkv, [num_tokens, qkv_dim], over what the cache has. out: [num_tokens, num_heads,
 // value_dim]. slots: those of the rows that each token reads, see ChooseKeysParams, for heads of queries that read this
-// head of keys alone; absent: all heads read all that a token sees.
+// head of keys alone; absent: all heads read all that a token sees. store: what is still to be done of qkv before.
 template <class Tap>
 void attend(const Step<Tap>& s, const PagedLayer& layer, const TensorView& qkv, const TensorView& sinks,
-            const TensorView& out, const TensorView& slots = {}, int kv_head = 0);
+            const TensorView& out, const TensorView& slots = {}, int kv_head = 0,
+            const std::optional<RopeStoreParams>& store = {});
 
 // [num_tokens, count, size] of rows that have `stride` elements of each head: `size` of them, from `begin` on.
 TensorView of_heads(const TensorView& rows, int64_t count, int64_t stride, int64_t begin, int64_t size);

@@ -122,7 +122,7 @@ struct Launches {
         a.block_size = 16, a.max_query_len = 512, a.softmax_scale = 1, a.type = type;
         a.cache_type = cache_type;
         if (has_row_scales(cache_type)) a.k_scales = a.v_scales = as<float>();
-        const AttentionWorkArgs work{as<int4>(), 0, 64, 1, 64, attention_row_floats(head_dim), at, at, at};
+        const AttentionWorkArgs work{as<int4>(), 64, 64, 0, 64, attention_row_floats(head_dim), at, at, at};
         const std::string what = "attention of " + std::to_string(head_dim) + ", " + std::to_string(value_dim);
         if (type == Element::f32) return expect(attention_f32(a, nullptr), what);
         // Where decode takes all rows, there are no items of prefill.
@@ -131,6 +131,7 @@ struct Launches {
         expect(
             (is_hopper ? attention_sm90 : cuda::attention)(a, value_dim > attention_wide_values ? few : work, nullptr),
             what);
+        if (is_hopper && value_dim <= attention_wide_values) expect(attention_sm90_in_turns(a, work, nullptr), what);
         a.chunked = true, a.sliding_window = 128;  // by mma.sync on Hopper, too
         expect(
             (is_hopper ? attention_sm90 : cuda::attention)(a, value_dim > attention_wide_values ? few : work, nullptr),
