@@ -88,7 +88,17 @@ _ABSENT = MappingProxyType({name: feature for feature, names in _FEATURES for na
 
 # What is said when a model is loaded, as it is written there.
 _LOADED_BY = (
-    *("dtype", "device", "quantization", "kv_cache", "kv_cache_dtype", "tokenizer", "num_threads", "max_model_len"),
+    *(
+        "dtype",
+        "device",
+        "quantization",
+        "activations",
+        "kv_cache",
+        "kv_cache_dtype",
+        "tokenizer",
+        "num_threads",
+        "max_model_len",
+    ),
     *("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size"),
 )
 _AT_LOADING = MappingProxyType(

@@ -118,6 +118,10 @@ class LLM(
         How the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one for each
         output and 32 inputs, and the embedding and lm_head as int8; on GPUs "fp8" (e4m3), scaled as int8. What they
         multiply becomes int8 on a CPU and stays 16 bits on a GPU. A folder of `infinilm pack` stays as it is.
+    activations
+        What linears of FP8 weights read, on GPUs of compute capability 8.9 and later: "fp8" (e4m3), rounded with a
+        scale for each token, so that the tensor cores for FP8 multiply; "dtype", as it is; "auto": "fp8" where the
+        checkpoint asks for it. Other weights and devices have their inputs as they are, and "fp8" is refused there.
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
@@ -239,6 +243,7 @@ class LLM(
         device: str = "auto",
         dtype: str = "auto",
         quantization: str | None = None,
+        activations: str = "auto",
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         stages: Sequence[str] = (),
@@ -288,6 +293,7 @@ class LLM(
         of_all_stages: dict[str, Any] = {
             "dtype": dtype,
             "quantization": quantization,
+            "activations": activations,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
             "kv_cache": kv_cache,
@@ -510,6 +516,7 @@ class LLM(
             dtype=plan.dtype,
             max_model_len=self.max_model_len,
             quantization=plan.quantization,
+            fp8_inputs=plan.fp8_inputs,
             mtp=mtp,
             given=plan.tower.config.given if isinstance(plan.tower, TowerPlan) else None,
         )

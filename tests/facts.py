@@ -35,7 +35,7 @@ ROOMS: tuple[type, ...] = (
     _core.PositionBiasSpec,
     _core.RopeSpec,
 )
-OF_ENGINE = ("dtype", "quantization")  # fields of a ModelSpec that no family sets
+OF_ENGINE = ("dtype", "quantization", "fp8_inputs")  # fields of a ModelSpec that no family sets
 
 _NOT_OF_MLPS = "no `hidden_act` gives it; what uses it is the gate of attention, AttentionSpec.output_gate"
 _ONLY_GELU = "the one family with vectors of their own has gelu_tanh; MLPs have the others by the same code"

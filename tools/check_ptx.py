@@ -42,7 +42,7 @@ TOOLKITS = {
 # Files that older toolkits leave empty, since their ptxas would serialize wgmma there.
 SINCE = {"attention_sm90.cu": (12, 8)}
 # What the package is built for, and how cuda/meson.build calls nvcc.
-ARCHITECTURES, HOPPER = ("80", "90"), ("90a",)
+ARCHITECTURES, HOPPER, FP8 = ("80", "90"), ("90a",), ("89",)
 FLAGS = ["-ccbin", "c++", "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-I.", "-Isrc"]
 # The PTX version of CUDA 12.4: nvcc writes its own there, which older ones refuse, whatever the code needs.
 PTX_VERSION = "8.4"
@@ -52,9 +52,11 @@ COMPLAINT = re.compile(
 )
 
 
-def for_hopper(source: Path) -> bool:
-    """Whether the file is compiled for sm_90a alone."""
-    return "sm90" in source.name
+def architectures_of(source: Path) -> tuple[str, ...]:
+    """What the file is compiled for: sm_90a alone, or all that have one machine code, and with tensor cores for FP8."""
+    if "sm90" in source.name:
+        return HOPPER
+    return (*ARCHITECTURES, *FP8) if source.name == "linear_fp8_pairs.cu" else ARCHITECTURES
 
 
 def run(command: Sequence[str | Path]) -> str:
@@ -151,7 +153,7 @@ def main() -> None:
         parser.error("--write is for all files and toolkits")
     CACHE.mkdir(parents=True, exist_ok=True)
     sources = args.sources or all_sources()
-    pairs = [(s, a) for s in sources for a in (HOPPER if for_hopper(s) else ARCHITECTURES)]
+    pairs = [(s, a) for s in sources for a in architectures_of(s)]
     version = run([args.nvcc, "--version"]).encode()
     digests = {entry(s, a): made_from(s, a, version) for s, a in pairs}
     passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}

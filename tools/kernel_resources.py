@@ -33,7 +33,7 @@ from pathlib import Path
 
 import cuda_sources
 from cuda_sources import digest, digest_of, name_of
-from sass import Kernel, asked_bytes, num_mma, read_kernels
+from sass import WGMMA, Kernel, asked_bytes, num_mma, read_kernels
 
 PASSED = Path(__file__).with_name("machine_code_passed.json")  # {file of the project, or nvcc: digest}
 DOCS = Path(__file__).parents[1] / "docs/measurements/kernels.md"
@@ -141,8 +141,8 @@ def check_code(lines: Iterable[str]) -> list[str]:
             re.match(rf"LDG\..*\b(128|{bits})\.CONSTANT|LDGSTS\..*LTC256B\.128", i) for i in found
         ):
             faults.append(f"{name} reads weights in less than {bits // 8} bytes")
-        if "_sm90<" in names[kernel.name] and not any(i.startswith("HGMMA") for i in found):
-            faults.append(f"{name} has no wgmma (HGMMA)")
+        if "_sm90<" in names[kernel.name] and not any(i.startswith(WGMMA) for i in found):
+            faults.append(f"{name} has no wgmma ({' or '.join(WGMMA)})")
         faults += [f"{name}: {fault}" for fault in kernel.wgmma_faults()]
         if int(re.sub(r"\D", "", kernel.arch)) >= 90:
             faults += [f"{name} {fault}" for fault in check_wait(names[kernel.name], kernel)]

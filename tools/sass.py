@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 _LINE = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*);")
 _REGISTER = re.compile(r"\bR(\d+)\b")
+WGMMA = ("HGMMA", "QGMMA")  # of numbers of 16 bits, of 8
 _NO_RESULT = re.compile(r"\w*SETP2?\b|PLOP3|R2P|B(AR|RA|RX|SYNC|REAK|SSY)\b|CALL|RET|JMX|WARPSYNC|NANOSLEEP|CCTL")
 _ENDS = ("EXIT", "RET", "BRX", "JMX")  # nothing runs on behind them; BRX: by a table
 
@@ -27,7 +28,7 @@ class Instruction:
 
     @property
     def written(self) -> range:
-        """The registers of the result, which are neighbours: of HGMMA the accumulators, which are written later."""
+        """The registers of the result, which are neighbours: of wgmma the accumulators, which are written later."""
         if _NO_RESULT.match(self.name):
             return range(0)
         operands = [operand.strip() for operand in self.operands.split(",")]
@@ -37,9 +38,9 @@ class Instruction:
         if not match:
             return range(0)
         kind = self.name.split(".")[0]
-        if kind == "HGMMA" and (shape := re.search(r"\.64x(\d+)x\d+\.(F\d+)", self.name)):
+        if kind in WGMMA and (shape := re.search(r"\.64x(\d+)x\d+\.(F\d+)", self.name)):
             count = int(shape[1]) // (2 if shape[2] == "F32" else 4)
-        elif kind in ("HMMA", "IMMA") or re.search(r"\.128\b|^LDSM\..*\.4$", self.name):
+        elif kind in ("HMMA", "IMMA", "QMMA") or re.search(r"\.128\b|^LDSM\..*\.4$", self.name):
             count = 4
         else:
             count = 2 if re.search(r"\.64\b|\.WIDE\b|^LDSM\..*\.2$|^D(ADD|MUL|FMA)\b", self.name) else 1
@@ -86,7 +87,7 @@ class Kernel:
     def wgmma_faults(self) -> list[str]:
         """Breaches of the rules of asynchronous products (PTX ISA, "wgmma.fence" and "wgmma.wait_group"), on any path.
 
-        From an HGMMA on, until a wait that covers its group, nothing else may write its A or name its accumulators.
+        From a product on, until a wait that covers its group, nothing else may write its A or name its accumulators.
         Back to a WARPGROUP.ARRIVE, nothing else may have written either.
         """
         next_of = self._between_blocks()
@@ -96,7 +97,7 @@ class Kernel:
                 before[j].append(i)
         faults = set()
         for start, each in enumerate(self.code):
-            if not each.name.startswith("HGMMA"):
+            if not each.name.startswith(WGMMA):
                 continue
             sums = set(each.written)
             a = re.match(r"\s*R(\d+)\s*$", each.operands.split(",")[1])  # else A lies in shared memory
@@ -131,7 +132,7 @@ class Kernel:
             if i in seen or (each.name.startswith("WARPGROUP.ARRIVE") and not each.predicate):
                 continue
             seen.add(i)
-            if not each.name.startswith("HGMMA") and registers & set(each.written):
+            if not each.name.startswith(WGMMA) and registers & set(each.written):
                 yield f"{each.name} at {each.address:#x} writes behind the fence of"
             if i == 0:
                 yield "no fence before"
@@ -152,7 +153,7 @@ class Kernel:
                 left = re.search(r"\b0x([0-9a-f]+)\s*$", each.operands)
                 if since >= (int(left[1], 16) if left else 0):
                     continue
-            elif each.name.startswith("HGMMA"):
+            elif each.name.startswith(WGMMA):
                 if rows & set(each.written):
                     yield f"{each.name} at {each.address:#x} writes A, before the wait for"
                 since = min(since + ("gsb" in each.operands), most)
@@ -191,8 +192,8 @@ class Kernel:
 
 
 def num_mma(code: Iterable[Instruction]) -> int:
-    """HMMA of a warp, HGMMA of a warpgroup."""
-    return sum(each.name.startswith(("HMMA", "HGMMA")) for each in code)
+    """Counts the products of a warp and those of a warpgroup."""
+    return sum(each.name.startswith(("HMMA", "QMMA", *WGMMA)) for each in code)
 
 
 def asked_bytes(code: Iterable[Instruction]) -> int:

@@ -3,6 +3,8 @@
 // hold NaN. Included by wgmma.cuh only.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/core/ptx_sm90_emulated.h"
 
 namespace infinilm::cuda {
@@ -15,6 +17,22 @@ template <int kPending>
 void wgmma_wait() {
     emulator::wgmma_wait(kPending);
 }
+
+struct e4m3;  // wgmma_e4m3.cuh
+
+// Names one of the two e4m3 numbers of 16 bits; k is in another order so than the instruction has it.
+template <int kOdd>
+struct ByteOfPair {};
+template <class T>
+struct Unpacked {
+    static float low(uint32_t packed) { return unpack_low<T>(packed); }
+    static float high(uint32_t packed) { return unpack_high<T>(packed); }
+};
+template <int kOdd>
+struct Unpacked<ByteOfPair<kOdd>> {
+    static float low(uint32_t packed) { return unpack_low<f16>(e4m3_to_f16(packed >> 8 * kOdd)); }
+    static float high(uint32_t packed) { return unpack_high<f16>(e4m3_to_f16(packed >> 8 * kOdd)); }
+};
 
 // The 16 elements (row, k) of an operand; `row` counts along M or N. See the table in wgmma.cuh. Where those of a row
 // are neighbours, 8 of them are 16 bytes, which swizzling moves as a whole.
@@ -36,14 +54,14 @@ void emulated_operand(uint64_t descriptor, bool mn_major, uint32_t row, float (&
         emulated_copy_16(
             pairs, at(row / 8 * stride + (swizzled ? row % 8 * 128 + k * 2 : row % 8 * 16 + k / 8 * leading), 16));
         for (uint32_t i = 0; i < 4; ++i) {
-            values[k + 2 * i] = unpack_low<T>(pairs[i]);
-            values[k + 2 * i + 1] = unpack_high<T>(pairs[i]);
+            values[k + 2 * i] = Unpacked<T>::low(pairs[i]);
+            values[k + 2 * i + 1] = Unpacked<T>::high(pairs[i]);
         }
     }
     for (uint32_t k = 0; mn_major && k < 16; ++k) {
         const uint32_t offset = swizzled ? row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128
                                          : row / 8 * stride + row % 8 * 2 + k / 8 * leading + k % 8 * 16;
-        values[k] = to_float(*reinterpret_cast<const T*>(at(offset, 2)));
+        values[k] = Unpacked<T>::low(*reinterpret_cast<const uint16_t*>(at(offset, 2)));
     }
 }
 
@@ -65,23 +83,32 @@ struct Wgmma {
 private:
     template <bool kMnMajorB, bool kRegistersA>
     static void run(const emulator::WgmmaPart* const (&parts)[128]) {
+        if constexpr (std::is_same_v<T, e4m3>) {
+            add_products<ByteOfPair<0>, kMnMajorB, kRegistersA>(parts, parts[0]->accumulates);
+            add_products<ByteOfPair<1>, kMnMajorB, kRegistersA>(parts, true);
+        } else {
+            add_products<T, kMnMajorB, kRegistersA>(parts, parts[0]->accumulates);
+        }
+    }
+    template <class Of, bool kMnMajorB, bool kRegistersA>
+    static void add_products(const emulator::WgmmaPart* const (&parts)[128], bool accumulates) {
         float a[64][16];          // [row, k]
         Floats4 b[N / 8][16][2];  // [column / 8, k, column % 8]
         for (uint32_t row = 0; row < 64; ++row) {
             if constexpr (!kRegistersA) {
-                emulated_operand<T>(parts[0]->a, false, row, a[row]);
+                emulated_operand<Of>(parts[0]->a, false, row, a[row]);
                 continue;
             }
             for (uint32_t pair = 0; pair < 4; ++pair)
                 for (uint32_t half = 0; half < 2; ++half) {
                     const uint32_t packed = thread_of(parts, row, pair).registers[2 * half + row % 16 / 8];
-                    a[row][8 * half + 2 * pair] = unpack_low<T>(packed);
-                    a[row][8 * half + 2 * pair + 1] = unpack_high<T>(packed);
+                    a[row][8 * half + 2 * pair] = Unpacked<Of>::low(packed);
+                    a[row][8 * half + 2 * pair + 1] = Unpacked<Of>::high(packed);
                 }
         }
         for (uint32_t column = 0; column < N; ++column) {
             float values[16];
-            emulated_operand<T>(parts[0]->b, kMnMajorB, column, values);
+            emulated_operand<Of>(parts[0]->b, kMnMajorB, column, values);
             for (uint32_t k = 0; k < 16; ++k) b[column / 8][k][column % 8 / 4][column % 4] = values[k];
         }
         for (uint32_t row = 0; row < 64; ++row)
@@ -89,7 +116,7 @@ private:
                 float* at[4];
                 for (uint32_t pair = 0; pair < 4; ++pair)
                     at[pair] = thread_of(parts, row, pair).sums + 4 * j + row % 16 / 8 * 2;
-                emulated_products(at, parts[0]->accumulates, a[row], b[j]);
+                emulated_products(at, accumulates, a[row], b[j]);
             }
     }
     // The thread that has columns 2 * pair and 2 * pair + 1 of each 8 of a row.

@@ -31,7 +31,7 @@ std::unique_ptr<DeviceMemory> on_device(const void* data, size_t bytes) {
 }
 
 // The table has one piece of each linear.
-CudaExperts::Table make_table(const Backend::SharedLinears& linears, size_t piece, bool is_hopper) {
+CudaExperts::Table make_table(const Backend::SharedLinears& linears, size_t piece, bool is_hopper, bool fp8_inputs) {
     std::vector<GroupWeight> weights;
     const std::vector<CudaPiece>& first = pieces(*linears[0]);
     for (const auto& linear : linears) {
@@ -41,6 +41,14 @@ CudaExperts::Table make_table(const Backend::SharedLinears& linears, size_t piec
         weights.push_back({own[piece].packed.data, own[piece].packed.bias, 1});
     }
     CudaExperts::Table table{first[piece].packed, on_device(weights.data(), weights.size() * sizeof(GroupWeight)), {}};
+    if (fp8_inputs && first[piece].fits_rounded_inputs) {
+        const int columns = table.shape.k;
+        if (columns > most_columns_in_place || rounded_row_bytes(columns, true) > 2 * columns)
+            throw DeviceError(concat("experts of ", columns,
+                                     " inputs: on CUDA those that are rounded to FP8 must be 24 to ",
+                                     most_columns_in_place, "; pass activations='dtype'"));
+        table.shape = as_pairs(table.shape);
+    }
 #if INFINILM_SM90
     if (is_hopper && table.shape.type != Element::f32) {
         std::vector<std::byte> maps(weights.size() * weight_map_bytes);
@@ -52,6 +60,20 @@ CudaExperts::Table make_table(const Backend::SharedLinears& linears, size_t piec
     static_cast<void>(is_hopper);
 #endif
     return table;
+}
+
+// Rows of inputs of these weights become rows of 8 bits, in `to`, which may be theirs.
+cudaError_t round_rows(const CudaExperts::Table& table, const TensorView& x, const TensorView& to, int64_t columns,
+                       Element type, cudaStream_t stream) {
+    return round_inputs({.x = x.data(),
+                         .x_stride = x.stride(0),
+                         .out = to.data(),
+                         .out_stride = to.stride(0),
+                         .num_rows = count(x.shape(0)),
+                         .k = count(columns),
+                         .box_scales = table.shape.format == WeightFormat::fp8_block_pairs,
+                         .type = type},
+                        stream);
 }
 
 GroupedLinearArgs grouped_args(const PackedWeight& weight, const TensorView& x, const TensorView& out) {
@@ -69,7 +91,7 @@ GroupedLinearArgs grouped_args(const PackedWeight& weight, const TensorView& x, 
 }  // namespace
 
 std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down,
-                                              bool is_hopper) {
+                                              bool is_hopper, bool fp8_inputs) {
     auto out = std::make_unique<CudaExperts>();
     out->num_experts = static_cast<int64_t>(down.size());
     if (out->num_experts > kMaxExperts)
@@ -78,8 +100,13 @@ std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Ba
     out->hidden_size = down[0]->out_features;
     out->intermediate_size = down[0]->in_features;
     for (size_t piece = 0; piece < pieces(*gate_up[0]).size(); ++piece)
-        out->gate_up.push_back(make_table(gate_up, piece, is_hopper));
-    out->down = make_table(down, 0, is_hopper);
+        out->gate_up.push_back(make_table(gate_up, piece, is_hopper, fp8_inputs));
+    out->down = make_table(down, 0, is_hopper, fp8_inputs);
+    const WeightFormat of_gates = out->gate_up.front().shape.format, of_ups = out->gate_up.back().shape.format;
+    if (of_gates != of_ups && (rounds_inputs(of_gates) || rounds_inputs(of_ups)))
+        throw DeviceError(
+            "on CUDA the gates and ups of a layer's experts must round their inputs to FP8 alike; pass "
+            "activations='dtype'");
     out->linears = std::move(gate_up);
     out->linears.insert(out->linears.end(), down.begin(), down.end());
     return out;
@@ -167,7 +194,13 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
                                 .type = type};
         if (const cudaError_t error = weigh(weighed, stream)) return error;
     }
-    const TensorView& x = reads_parts ? p.parts : p.x;
+    // Parts are free until `down` writes them, so rows of 8 bits have room there. `inner` is read by `down` alone.
+    const TensorView& given = reads_parts ? p.parts : p.x;
+    const bool rounds_x = rounds_inputs(experts.gate_up[0].shape.format);
+    if (rounds_x)
+        if (const cudaError_t error = round_rows(experts.gate_up[0], given, p.parts, experts.hidden_size, type, stream))
+            return error;
+    const TensorView& x = rounds_x ? p.parts : given;
     const int64_t width = experts.intermediate_size;
     for (size_t i = 0; i < experts.gate_up.size(); ++i) {
         // Ups of another type than the gates join these where they are, or stand behind them.
@@ -179,6 +212,8 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
     const TensorView inner = p.inner.slice(1, 0, width);
     if (!experts.gated || p.joins_apart())
         if (const cudaError_t error = activate(inner)) return error;
+    if (rounds_inputs(experts.down.shape.format))
+        if (const cudaError_t error = round_rows(experts.down, inner, inner, width, type, stream)) return error;
     if (const cudaError_t error = run(experts.down, inner, nullptr, p.parts, false)) return error;
     return combine(combine_args(p, groups.part_of), stream);
 }

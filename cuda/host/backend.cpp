@@ -56,6 +56,12 @@ public:
                 stream_),
             to_string(device_), probe.shape());
         if (shares_tiles(type_, is_hopper_)) split_workspace_ = make_split_workspace(stream_);
+        if (options.fp8_inputs) {
+            require(device.major > 8 || device.minor >= 9, "device '", to_string(device_), "' (", device.name,
+                    ") has compute capability ", device.major, ".", device.minor,
+                    "; inputs of 8 bits need 8.9 or later");
+            rounded_inputs_ = device_memory(fp8_inputs_bytes, "inputs of linears in 8 bits");
+        }
         synchronize();
     }
     ~CudaBackend() override {
@@ -154,7 +160,7 @@ public:
     void update_step(const UpdateStepParams&) override;
     std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
         activate();
-        return make_experts(std::move(gate_up), std::move(down), is_hopper_);
+        return make_experts(std::move(gate_up), std::move(down), is_hopper_, options_.fp8_inputs);
     }
     void route(const RouteParams& p) override {
         activate();
@@ -223,9 +229,15 @@ private:
         if (launched != cudaSuccess) check(launched, concat(op, " of ", shape_string(shape)));
     }
     LinearKernel kernel_of(const LinearArgs& args) const { return choose_linear(args, is_hopper_, num_sms_); }
+    // The arguments for a piece of a linear whose inputs may be rounded to 8 bits, and whether they are.
+    LinearArgs args_of(const LinearParams& p, const CudaPiece& piece) const;
+    bool rounds_inputs(const CudaPiece& piece) const { return rounded_inputs_ && piece.fits_rounded_inputs; }
+    void linear_at_once(const LinearParams& p);
     // The norm in front, in the arguments if it is fused; else it runs here, and what reads p.x then reads normed rows.
     void add_norm(LinearParams& p, LinearArgs& args);
     AttentionWorkArgs attention_work(const AttentionParams&) const;
+    // x of such arguments becomes rows of 8 bits, unless `last` of these are what the piece takes.
+    void round_inputs(LinearArgs& args, const CudaPiece& piece, const CudaPiece*& last);
     // A part's rows in a packed weight, through a staging buffer when they are in host memory. blocks: null, numbers.
     CudaPiece make_piece(std::span<const LinearPart> parts, LinearKind kind, int head_dim, Quantization quantization);
     void pack(const TensorView& weight, const BlockType* blocks, int first, const PackedWeight& dst);
@@ -247,6 +259,7 @@ private:
     std::unique_ptr<LoadPieces> load_pieces_;        // the same, from the first weight on
     bool is_packing_ = false;                        // a weight may be under way: see activate()
     std::unique_ptr<DeviceMemory> split_workspace_;  // of linear_prefill; null where that has no shared tiles
+    std::unique_ptr<DeviceMemory> rounded_inputs_;   // fp8_inputs_bytes; null: inputs are not rounded
     std::unique_ptr<PinnedMemory> pinned_;
     Download download_;
     std::unique_ptr<Landings> landings_;
@@ -313,6 +326,7 @@ CudaPiece CudaBackend::make_piece(std::span<const LinearPart> parts, LinearKind 
     PackedWeight& weight = out.packed = packed_layout(parts, kind, head_dim, quantization, type_);
     out.data = device_memory(packed_bytes(weight), concat("a weight of shape [", weight.n, ", ", weight.k, "]"));
     weight.data = out.data->data;
+    out.fits_rounded_inputs = fits_rounded_inputs(weight.format, find_blocks(parts[0].blocks.type));
     check(cudaMemsetAsync(out.data->data, 0, packed_bytes(weight), stream_), "prepare_linear");
     int first = 0;
     std::vector<TensorView> biases;
@@ -464,24 +478,65 @@ void CudaBackend::add_norm(LinearParams& p, LinearArgs& args) {
     args.x_stride = p.x.stride(0);
 }
 
+LinearArgs CudaBackend::args_of(const LinearParams& p, const CudaPiece& piece) const {
+    LinearArgs args = linear_args(p, piece, type_, split_workspace_.get());
+    if (rounds_inputs(piece)) args.weight = as_pairs(args.weight);
+    return args;
+}
+
+void CudaBackend::round_inputs(LinearArgs& args, const CudaPiece& piece, const CudaPiece*& last) {
+    const int columns = piece.packed.k;
+    const bool box_scales = piece.packed.format == WeightFormat::fp8_blocks;
+    const RoundInputsArgs rounding{.x = args.x,
+                                   .x_stride = args.x_stride,
+                                   .out = rounded_inputs_->data,
+                                   .out_stride = rounded_row_bytes(columns, box_scales) / 2,
+                                   .num_rows = args.num_tokens,
+                                   .k = columns,
+                                   .box_scales = box_scales,
+                                   .type = type_};
+    args.x = rounding.out, args.x_stride = rounding.out_stride;
+    if (last && last->packed.format == piece.packed.format) return;
+    run(cuda::round_inputs(rounding, stream_), "round_inputs", std::array<int64_t, 2>{args.num_tokens, columns});
+    last = &piece;
+}
+
 void CudaBackend::run_linear(const LinearArgs& args) {
     run(launch_linear(kernel_of(args), args, stream_), "linear",
         std::array<int64_t, 3>{args.num_tokens, args.weight.n, args.weight.k});
 }
 
+// For as many rows at a time as rounded inputs have room for: a row's bits depend on no other.
 void CudaBackend::linear(const LinearParams& p) {
     activate();
     if (p.x.numel() == 0) return;
+    if (!std::ranges::any_of(pieces(p.weight), [&](const CudaPiece& piece) { return rounds_inputs(piece); }))
+        return linear_at_once(p);
+    const int64_t tokens = p.x.shape(0), most = fp8_inputs_bytes / rounded_row_bytes(p.weight.in_features, true);
+    for (int64_t begin = 0; begin < tokens; begin += most) {
+        const auto rows = [&](const TensorView& all) {
+            return all ? all.slice(0, begin, std::min(begin + most, tokens)) : all;
+        };
+        LinearParams part = p;
+        part.x = rows(p.x), part.norm.scratch = rows(p.norm.scratch);
+        part.residual = rows(p.residual), part.out = rows(p.out);
+        linear_at_once(part);
+    }
+}
+
+void CudaBackend::linear_at_once(const LinearParams& p) {
     LinearParams of_piece = p;
+    const CudaPiece* last_rounded = nullptr;
     for (const CudaPiece& piece : pieces(p.weight)) {
-        LinearArgs args = linear_args(of_piece, piece, type_, split_workspace_.get());
+        LinearArgs args = args_of(of_piece, piece);
         add_norm(of_piece, args);
+        if (rounds_inputs(piece)) round_inputs(args, piece, last_rounded);
         run_linear(args);
     }
 }
 
 bool CudaBackend::fuses_rope_store(const LinearParams& p, const RopeStoreParams& rope) {
-    const LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
+    const LinearArgs args = args_of(p, pieces(p.weight)[0]);
     return pieces(p.weight).size() == 1 && args.weight.order == RowOrder::rope_pairs && fuses_rope(kernel_of(args)) &&
            p.x.numel() > 0 && !rope.q_norm && !rope.q_cos_sin && !rope.q_turned && !rope.k_scales &&
            rope.slot_mapping && rope.cos_sin && rope.cos_sin.shape(1) == rope.head_dim;
@@ -493,9 +548,12 @@ void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStorePar
         return qk_norm_rope_store_kv(rope);
     }
     activate();
-    LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
+    const CudaPiece& piece = pieces(p.weight)[0];
+    LinearArgs args = args_of(p, piece);
     LinearParams normed = p;
     add_norm(normed, args);
+    const CudaPiece* last_rounded = nullptr;
+    if (rounds_inputs(piece)) round_inputs(args, piece, last_rounded);
     args.has_rope = true;
     args.rope = rope_store_args(rope).rope;
     run_linear(args);

@@ -35,4 +35,10 @@ inline const BlockType* find_blocks(std::string_view name) {
     return nullptr;
 }
 
+// Whether kernels have such weights beside inputs of 8 bits: scales are of rows, or of 128 columns, as those of inputs.
+inline bool fits_rounded_inputs(WeightFormat format, const BlockType* blocks) {
+    return format == WeightFormat::fp8 ||
+           (format == WeightFormat::fp8_blocks && blocks && blocks->size == kRoundedGroup);
+}
+
 }  // namespace infinilm::cuda

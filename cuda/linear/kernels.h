@@ -56,12 +56,43 @@ constexpr size_t split_workspace_bytes = split_counter_bytes + size_t{kSplitByte
 // linear_choice.h says which of these a linear takes. At most this many tokens may go through linear_decode, and this
 // many with a norm, which every block computes again. Quantised weights, which have more kernels, have fewer.
 constexpr int max_decode_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 64; }
-constexpr int max_norm_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 16 : 8; }
+constexpr int max_norm_tokens(WeightFormat format) {  // rounded inputs are normed before
+    return format == WeightFormat::as_type ? 16 : rounds_inputs(format) ? 0 : 8;
+}
 cudaError_t linear_decode(const LinearArgs&, cudaStream_t);      // num_tokens as above; all of LinearArgs
 cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);     // any num_tokens; without norm and rope
 cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);        // the same on Hopper (wgmma)
 cudaError_t linear_split_sm90(const LinearArgs&, cudaStream_t);  // the same with rope; as_type, int8 and fp8
 cudaError_t linear_f32(const LinearArgs&, cudaStream_t);         // Element::f32, without norm and rope
+
+// ---- inputs in 8 bits ----------------------------------------------------------------------------------------------
+
+// Rows of e4m3 for weights of fp8 and fp8_blocks. A row is its numbers, zeros up to a multiple of 32, then float32
+// scales: for fp8 that of its largest number, for fp8_blocks those of 128 columns each. So a row depends on itself
+// alone. Within 16 columns t of the numbers 2 t, 2 t + 8, 2 t + 1, 2 t + 9 are neighbours, as weights have them
+// (weight_formats.cuh). Two numbers count as one of 16 bits: LinearArgs for such rows have x_stride and the weight's k
+// so.
+struct RoundInputsArgs {
+    const void* x;       // [num_rows, k] T
+    int64_t x_stride;    // a multiple of 8
+    void* out;           // [num_rows] rows as above; may be x, for up to most_columns_in_place
+    int64_t out_stride;  // in numbers of 16 bits, a multiple of 8
+    int num_rows, k;
+    bool box_scales;  // for fp8_blocks
+    Element type;
+};
+cudaError_t round_inputs(const RoundInputsArgs&, cudaStream_t);
+constexpr int most_columns_in_place = 16384, kRoundedGroup = 128;
+constexpr int64_t rounded_row_bytes(int64_t k, bool box_scales) {
+    return (k + 31) / 32 * 32 + 16 * (box_scales ? (k + 511) / 512 : 1);
+}
+// A weight of fp8 or fp8_blocks as kernels see it beside such rows. The scales of the latter must be those of 128
+// columns.
+inline PackedWeight as_pairs(PackedWeight weight) {
+    weight.k = 16 * num_units(weight);
+    weight.format = weight.format == WeightFormat::fp8 ? WeightFormat::fp8_pairs : WeightFormat::fp8_block_pairs;
+    return weight;
+}
 
 // ---- linears of listed rows --------------------------------------------------------------------------------------
 

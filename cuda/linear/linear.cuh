@@ -117,6 +117,16 @@ __device__ __forceinline__ const float* row_scales(const PackedWeight& w) {
     const int64_t bytes = static_cast<int64_t>(unit_bytes_of<F>) * num_tiles(w) * units_of<F>(w.k);
     return reinterpret_cast<const float*>(static_cast<const uint8_t*>(w.data) + bytes);
 }
+// The scales of a row of rounded inputs, which lie behind its numbers.
+__host__ __device__ __forceinline__ const float* input_scales(const LinearArgs& args, int64_t row) {
+    return reinterpret_cast<const float*>(static_cast<const uint16_t*>(args.x) + row * args.x_stride + args.weight.k);
+}
+// Returns the scale of a whole row, or 1 where there is none.
+template <class F>
+__device__ __forceinline__ float input_scale(const LinearArgs& args, int row) {
+    if constexpr (!F::kRoundedInputs || F::kBoxScales) return 1.0f;
+    return *input_scales(args, row);
+}
 __device__ __forceinline__ const GroupWeight& group_weight(const GroupedLinearArgs& args, int group) {
     return args.weights ? args.weights[group] : args.inline_weights[group - args.first_group];
 }

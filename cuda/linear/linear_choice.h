@@ -70,8 +70,14 @@ struct HopperPlan {
     int64_t cycles = 0;  // of an SM, estimated
 };
 
-// So many tokens are linear_decode's on Hopper, too, where wgmma gives most of its products away.
-constexpr int most_decode_rows_of_hopper(WeightFormat format) { return format == WeightFormat::as_type ? 16 : 32; }
+// So many tokens are linear_decode's on Hopper, too, where wgmma gives most of its products away. But e4m3 by e4m3 is
+// wgmma's alone there, as mma.sync multiplies it as f16, with other bits.
+constexpr int most_decode_rows_of_hopper(WeightFormat format) {
+    return format == WeightFormat::as_type ? 16 : rounds_inputs(format) ? 0 : 32;
+}
+
+// How many tokens a tile of linear_split_sm90 may have, and so a call.
+constexpr int most_split_tokens(WeightFormat format) { return format == WeightFormat::fp8_block_pairs ? 64 : 128; }
 
 constexpr bool has_group_scales(WeightFormat format) { return unit_shape(format).scale_bytes > 0; }
 
@@ -97,14 +103,15 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
     // 210, Q6_K 300).
     constexpr int64_t begin = 10000, l2_bytes = 4800, hand_over = 1000, hand_over_of_token = 64;
     auto stage_alone = [&](int tokens) -> int64_t {
-        if (is_as_type) return 3 * (tokens + 100);
+        if (is_as_type || rounds_inputs(w.format)) return 3 * (tokens + 100);
         return (has_group_scales(w.format) ? 400 : 210) + 9 * tokens / 2;
     };
     HopperPlan best;
     auto consider = [&](int tokens, HopperPair pair) {
         const bool shares = pair == HopperPair::same_tile;
         if (args.splits != 0 && args.splits != (shares ? 2 : 1)) return;
-        if (args.out_float32 && tokens > 128) return;  // there are no registers for it
+        // There are no registers for it.
+        if (args.out_float32 && tokens > (rounds_inputs(w.format) ? 64 : 128)) return;
         const int64_t places = hopper_places(args, tokens, pair), waves = (places + at_once - 1) / at_once;
         if (shares && (num_boxes(w) < kSlices || (args.splits == 0 && waves > 1))) return;
         const int64_t bytes = weight_bytes / (pair == HopperPair::same_rows ? 2 : 1) +
@@ -121,8 +128,10 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
         consider(tokens, same_rows ? HopperPair::same_rows : HopperPair::same_tokens);
     };
     for (int tokens : {128, 64}) consider_apart(tokens);
-    if (is_as_type) {
-        for (int tokens : {176, 192, 32}) consider_apart(tokens);
+    if (is_as_type)
+        for (int tokens : {176, 192}) consider_apart(tokens);
+    if (is_as_type || rounds_inputs(w.format)) {
+        consider_apart(32);
         consider(32, HopperPair::same_tile);
     }
     consider(64, HopperPair::same_tile);
@@ -135,7 +144,8 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
 // all experts fill the GPU, their tiles are never few.
 inline int choose_item_rows(const PackedWeight& w, int64_t num_rows, int64_t num_groups, bool has_sm90) {
     const int64_t mean = num_rows / (num_groups > 0 ? num_groups : 1);
-    if (has_sm90 && mean > most_decode_rows_of_hopper(w.format)) return hopper_item_rows;
+    const int most = most_decode_rows_of_hopper(w.format);
+    if (has_sm90 && (mean > most || most == 0)) return hopper_item_rows;
     return mean <= 4 ? 8 : mean <= 24 ? 32 : 64;
 }
 
@@ -160,12 +170,14 @@ inline LinearKernel choose_linear(const LinearArgs& args, bool is_hopper, int nu
                    : LinearKernel::prefill;
     }
     const bool is_as_type = w.format == WeightFormat::as_type;
-    const bool splits = is_as_type || w.format == WeightFormat::int8 || w.format == WeightFormat::fp8;
+    const bool splits =
+        is_as_type || w.format == WeightFormat::int8 || w.format == WeightFormat::fp8 || rounds_inputs(w.format);
     if (tokens <= most_decode_rows_of_hopper(w.format)) return LinearKernel::decode;
     // Tiles of 128 rows are to linear_sm90 what SMs read; two fifths of them read almost as fast as memory does.
     const int tiles = (num_tiles(w) + 7) / 8;
     if (tokens <= 64 && !splits && (args.out_float32 || 5 * tiles < 2 * num_sms)) return LinearKernel::decode;
-    const bool is_small = tokens <= 64 ? 5 * tiles < 2 * num_sms : tokens <= 128 && 8 * tiles <= num_sms;
+    const bool is_small =
+        tokens <= 64 ? 5 * tiles < 2 * num_sms : tokens <= most_split_tokens(w.format) && 8 * tiles <= num_sms;
     return splits && is_small ? LinearKernel::split_sm90 : LinearKernel::sm90;
 }
 

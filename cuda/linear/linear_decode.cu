@@ -5,6 +5,7 @@ namespace infinilm::cuda {
 
 #define INFINILM_DECLARE(F) extern template cudaError_t linear_decode_as<F>(const LinearArgs&, cudaStream_t);
 INFINILM_FOR_FORMATS(INFINILM_DECLARE)
+INFINILM_FOR_ROUNDED(INFINILM_DECLARE)
 #undef INFINILM_DECLARE
 
 // Chooses R by what the busiest block reads: rows of weights, and rows of x, once for each of its groups.
@@ -40,7 +41,7 @@ cudaError_t linear_decode(const LinearArgs& args, cudaStream_t stream) {
     if (args.num_tokens > most || args.weight.type == Element::f32) return cudaErrorInvalidValue;
     if (args.num_tokens == 0) return cudaSuccess;
     if (format != WeightFormat::as_type)
-        return visit_quantised(format, [&](auto f) { return linear_decode_as<decltype(f)>(args, stream); });
+        return visit_multiplied(format, [&](auto f) { return linear_decode_as<decltype(f)>(args, stream); });
     DecodeDevice device;
     if (cudaError_t error = query(device)) return error;
     return args.weight.type == Element::bf16 ? run_tokens<bf16>(args, device, stream)

@@ -24,9 +24,13 @@ namespace infinilm::cuda {
 constexpr int kDecodeThreads = 32 * kSlices;
 constexpr int kRingColumns = 32;  // of x in a turn: two steps of an mma
 constexpr int kFewStages = 2, kManyStages = 4;
+constexpr int kLeastShared = 99 * 1024;  // what a block has on sm_86, sm_89 and sm_120
 
-// Bytes of a turn: 8 NT rows of x, 64 bytes each, and the norm weights of its columns.
-constexpr int turn_bytes(int token_tiles, bool norm) { return token_tiles * 512 + (norm ? 4 * kRingColumns : 0); }
+// Bytes of a turn: 8 NT rows of x, 64 bytes each, and the norm weights of its columns, or the scales of the rows.
+template <class F>
+constexpr int turn_bytes(int token_tiles, bool norm) {
+    return token_tiles * (F::kBoxScales ? 512 + 32 : 512) + (norm ? 4 * kRingColumns : 0);
+}
 
 // Shared memory of a block: 1 / rms of each token, the sums of slices that are added, and the rings of the warps.
 template <class F, int NT, int R, bool kNorm>
@@ -35,13 +39,14 @@ struct DecodeShared {
     // Parts of a stage: turns of x, and units of each of R tiles.
     static constexpr int kTurns = kWeights && F::kUnitSteps > 2 ? F::kUnitSteps / 2 : 1;
     static constexpr int kUnits = F::kUnitSteps == 1 ? 2 : 1;
-    static constexpr int kTurnBytes = turn_bytes(NT, kNorm);
+    static constexpr int kTurnBytes = turn_bytes<F>(NT, kNorm);
     static constexpr int kStageBytes = kTurns * kTurnBytes + (kWeights ? kUnits * R * unit_bytes_of<F> : 0);
     // Tiles of rows that are added at a time. With weights in the ring their sums have rooms of their own, two of them,
     // so that one barrier is enough, where 99 KB hold both; else they lie where the ring did.
     static constexpr int kPiece = NT == 4 || R == 1 ? 1 : 2;
     static constexpr int kPieceBytes = kSlices * kPiece * NT * 512;
-    static constexpr int kInverseBytes = 512, kRooms = !kWeights ? 0 : kTurns * NT >= 8 ? 1 : 2;
+    static constexpr int kInverseBytes = 512, kFewBytes = kInverseBytes + kSlices * kFewStages * kStageBytes;
+    static constexpr int kRooms = !kWeights ? 0 : kFewBytes + 2 * kPieceBytes <= kLeastShared ? 2 : 1;
     static constexpr int kSumBytes = kRooms * kPieceBytes;
 
     static constexpr int bytes(int stages) {
@@ -72,8 +77,8 @@ struct AllGroups : AllRows {
 };
 
 // Starts the copy of 32 columns of x to a turn of a stage, zeros beyond the tokens and `end`; with kNorm their norm
-// weights, too.
-template <class T, int NT, bool kNorm, class Work>
+// weights, too, and with F::kBoxScales the scales of the rows there.
+template <class T, class F, int NT, bool kNorm, class Work>
 __device__ __forceinline__ void copy_columns(const Work& work, uint8_t* turn, int column, int end) {
     const LinearArgs& args = work.args;
     const int lane = static_cast<int>(lane_id()), at = column + lane % 4 * 8, row = lane / 4;
@@ -89,6 +94,16 @@ __device__ __forceinline__ void copy_columns(const Work& work, uint8_t* turn, in
         } else {
             cp_async_16(dst + i * 512, src, 8 * i < rows);
             src += 8 * args.x_stride;
+        }
+    }
+    if constexpr (F::kBoxScales) {  // of the row by its first lane
+#pragma unroll
+        for (int i = 0; i < NT; ++i) {
+            int x_row = row + 8 * i;
+            if constexpr (Work::kListed) x_row = work.x_rows[i];
+            if (lane % 4 == 0)
+                cp_async_4(turn + NT * 512 + (8 * i + row) * 4, input_scales(args, x_row) + column / kBoxColumns,
+                           8 * i < rows);
         }
     }
     if constexpr (kNorm) {
@@ -153,12 +168,20 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
             for (int i = 0; i < 4; ++i) columns[i] = normed2<T>(columns[i], inverse, norm_weights[4 * i]);
         }
         const uint32_t first[2] = {columns[0], columns[1]}, second[2] = {columns[2], columns[3]};
+        BoxScales scales{};
+        if constexpr (F::kBoxScales)
+            scales.tokens = *reinterpret_cast<const float2*>(stage + NT * 512 + (8 * tile + lane % 4 * 2) * 4);
+        auto multiply_steps = [&](int step, const uint32_t (&b)[2]) {
 #pragma unroll
-        for (int r = 0; r < R; ++r) mma_m16n8k16<T>(sums[r][tile], weights[0][r], first);
-        if (two) {
+            for (int r = 0; r < R; ++r) {
+                if constexpr (F::kBoxScales)
 #pragma unroll
-            for (int r = 0; r < R; ++r) mma_m16n8k16<T>(sums[r][tile], weights[1][r], second);
-        }
+                    for (int h = 0; h < 2; ++h) scales.rows[h] = bits_to_float(units[step][r].scales[h]);
+                multiply_step<T, F>(sums[r][tile], weights[step][r], b, scales);
+            }
+        };
+        multiply_steps(0, first);
+        if (two) multiply_steps(1, second);
     }
 }
 
@@ -281,8 +304,8 @@ __device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, i
         const int column = slice.kUnitColumns * (slice.begin + ahead.position);
 #pragma unroll
         for (int i = 0; i < Shared::kTurns; ++i)
-            copy_columns<T, NT, kNorm>(ahead.work, stage + i * Shared::kTurnBytes, column + i * kRingColumns,
-                                       slice.end);
+            copy_columns<T, F, NT, kNorm>(ahead.work, stage + i * Shared::kTurnBytes, column + i * kRingColumns,
+                                          slice.end);
         for_weights([&](int to, const uint8_t* from) {
             cp_async_weights_16(stage + Shared::kTurns * Shared::kTurnBytes + to, from);
         });
@@ -356,7 +379,7 @@ __device__ __forceinline__ void sum_groups_held(Work& work, uint8_t* smem, int s
     grid_dependency_wait();  // no kernel writes weights; all that follows may be the output of one
     work.enter(index);
     auto load = [&](uint8_t* stage) {
-        if (column < slice.last_column) copy_columns<T, NT, kNorm>(work, stage, column, slice.end);
+        if (column < slice.last_column) copy_columns<T, F, NT, kNorm>(work, stage, column, slice.end);
         column += kRingColumns;
     };
     auto start = [&] {
@@ -432,7 +455,7 @@ struct DecodeFit {
 template <class F, bool kNorm, int NT, int R>
 DecodeFit fit_decode(const DecodeDevice& device) {
     using Shared = DecodeShared<F, NT, R, kNorm>;
-    static_assert(Shared::bytes(kFewStages) <= 99 * 1024, "what a block has on sm_86, sm_89 and sm_120");
+    static_assert(Shared::bytes(kFewStages) <= kLeastShared);
     auto fits = [&](int blocks, int stages) {
         const int bytes = Shared::bytes(stages);  // and 1 KiB for the system
         return bytes <= device.shared_per_block && blocks * (bytes + 1024) <= device.shared_per_sm;
@@ -461,7 +484,8 @@ cudaError_t linear_decode_as(const LinearArgs& args, cudaStream_t stream) {
     auto run_type = [&](auto t) {
         using T = decltype(t);
         // Two tiles of rows share x and its copies, which cost as much as these weights do.
-        if (args.norm_weight) return run_decode<T, F, true, 1, 2>(args, device, stream);
+        if constexpr (!F::kRoundedInputs)
+            if (args.norm_weight) return run_decode<T, F, true, 1, 2>(args, device, stream);
         if (args.num_tokens <= 8) return run_decode<T, F, false, 1, 2>(args, device, stream);
         if (args.num_tokens <= 16) return run_decode<T, F, false, 2, 2>(args, device, stream);
         if (args.num_tokens <= 32) return run_decode<T, F, false, 4, 2>(args, device, stream);

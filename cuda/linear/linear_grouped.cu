@@ -6,6 +6,7 @@ namespace infinilm::cuda {
 
 #define INFINILM_DECLARE(F) extern template cudaError_t linear_grouped_as<F>(const GroupedLinearArgs&, cudaStream_t);
 INFINILM_FOR_FORMATS(INFINILM_DECLARE)
+INFINILM_FOR_ROUNDED(INFINILM_DECLARE)
 #undef INFINILM_DECLARE
 
 cudaError_t linear_grouped(const GroupedLinearArgs& args, cudaStream_t stream) {
@@ -13,8 +14,8 @@ cudaError_t linear_grouped(const GroupedLinearArgs& args, cudaStream_t stream) {
     if (args.most_items == 0) return cudaSuccess;
     if (args.linear.weight.type == Element::f32) return linear_grouped_f32(args, stream);
     if (args.linear.weight.format != WeightFormat::as_type)
-        return visit_quantised(args.linear.weight.format,
-                               [&](auto f) { return linear_grouped_as<decltype(f)>(args, stream); });
+        return visit_multiplied(args.linear.weight.format,
+                                [&](auto f) { return linear_grouped_as<decltype(f)>(args, stream); });
     return linear_grouped_as<AsType>(args, stream);
 }
 

@@ -35,8 +35,11 @@ struct ItemGroups {
 #pragma unroll
         for (int i = 0; i < NT; ++i) {
             const int row = static_cast<int>(lane_id()) / 4 + 8 * i;
-            if (row < item.z) x_rows[i] = grouped.x_rows ? grouped.x_rows[first + row] : first + row;
+            if (row < item.z) x_rows[i] = x_row(row);
         }
+    }
+    __device__ __forceinline__ int x_row(int token) const {
+        return grouped.x_rows ? grouped.x_rows[first + token] : first + token;
     }
     __device__ __forceinline__ int out_row(int token) const {
         return grouped.out_rows ? grouped.out_rows[first + token] : first + token;

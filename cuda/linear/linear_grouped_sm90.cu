@@ -10,8 +10,8 @@ cudaError_t linear_grouped_sm90(const GroupedLinearArgs& args, cudaStream_t stre
         return cudaErrorInvalidValue;
     if (args.most_items == 0) return cudaSuccess;
     if (linear.weight.format == WeightFormat::as_type) return linear_grouped_sm90_as<AsType>(args, stream);
-    return visit_quantised(linear.weight.format,
-                           [&](auto f) { return linear_grouped_sm90_as<decltype(f)>(args, stream); });
+    return visit_multiplied(linear.weight.format,
+                            [&](auto f) { return linear_grouped_sm90_as<decltype(f)>(args, stream); });
 }
 
 cudaError_t make_weight_maps(const PackedWeight& shape, const GroupWeight* weights, int count, void* maps) {

@@ -64,7 +64,8 @@ struct ListedTiles {
 
 template <class T, class F>
 __global__ void __launch_bounds__(kHopperThreads, 1)
-    linear_grouped_sm90_kernel(const __grid_constant__ GroupedLinearArgs args, const __grid_constant__ TensorMap x) {
+    linear_grouped_sm90_kernel(const __grid_constant__ GroupedLinearArgs args,
+                               const __grid_constant__ InputMapsOf<F> x) {
     static_assert(HopperShape<F, hopper_item_rows, false>::kStages + 2 <= kListedSlots);
     grid_dependency_wait();  // the list is an output of the kernel in front
     INFINILM_SHARED(ListedTile, slots, [kListedSlots]);
@@ -80,8 +81,8 @@ template <class F>
 cudaError_t linear_grouped_sm90_as(const GroupedLinearArgs& args, cudaStream_t stream) {
     auto run_type = [&](auto t) {
         constexpr auto kernel = linear_grouped_sm90_kernel<decltype(t), F>;
-        TensorMap x;
-        if (cudaError_t error = make_x_map(args.linear, hopper_item_rows / kClusterBlocks, x)) return error;
+        InputMapsOf<F> x;
+        if (cudaError_t error = make_x_maps(args.linear, hopper_item_rows / kClusterBlocks, x)) return error;
         LaunchConfig config{dim3(), dim3(kHopperThreads), HopperShape<F, hopper_item_rows, false>::kSmemBytes, stream};
         config.cluster = kClusterBlocks;
         int clusters = 0;

@@ -13,6 +13,7 @@ struct AllRows {
     static constexpr bool kListed = false;  // whether rows of x and of out are listed
     const LinearArgs& args;
 
+    __device__ __forceinline__ int x_row(int token) const { return token; }
     __device__ __forceinline__ int out_row(int token) const { return token; }
     __device__ __forceinline__ float scaled(float y) const { return y; }
 };
@@ -69,6 +70,10 @@ __device__ __forceinline__ void finish(const Rows& rows, int token, int row, flo
     const LinearArgs& args = rows.args;
     const PackedWeight& weight = args.weight;
     const int feature = feature_of_row(weight, row), other = feature_of_row(weight, row + 8);
+    if constexpr (F::kRoundedInputs && !F::kBoxScales) {
+        const float scale = input_scale<F>(args, rows.x_row(token));
+        first = __fmul_rn(first, scale), second = __fmul_rn(second, scale);
+    }
     if constexpr (F::kRowScales) {
         const float* scales = row_scales<F>(weight) + row;
         first = __fmul_rn(first, scales[0]), second = __fmul_rn(second, scales[8]);

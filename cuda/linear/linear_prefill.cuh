@@ -32,7 +32,10 @@ struct TileShape {
     static constexpr int kSteps = kStageTurns * F::kTurnSteps, kUnits = kSteps / F::kUnitSteps;  // of a stage
     static constexpr int kTileBytes = kUnits * unit_bytes_of<F>, kWeightBytes = kRowTiles * kTileBytes;
     static constexpr int kTokenBlocks = kSteps / 2, kTokenBytes = kTokenBlocks * kTokens * 64;
-    static constexpr int kStageBytes = kWeightBytes + kTokenBytes, kSmemBytes = kPrefillStages * kStageBytes;
+    static constexpr int kScaleBytes = F::kBoxScales ? kTokens * 4 : 0;  // of the tokens, behind x
+    static_assert(!F::kBoxScales || 16 * kSteps <= kBoxColumns, "a stage has columns of one box");
+    static constexpr int kStageBytes = kWeightBytes + kTokenBytes + kScaleBytes,
+                         kSmemBytes = kPrefillStages * kStageBytes;
     static_assert(kSmemBytes >= kTileRows * kTokens * 4, "the stages become the buffer of the outputs");
 };
 
@@ -52,6 +55,7 @@ struct StageLoader {
     int64_t x_stride;
     int tiles, tokens, k, units;  // from here to the end
     int row_units;                // of a row of the weight
+    int first_column;             // of k
 
     __device__ __forceinline__ void load(uint8_t* smem, int stage) const {
         if (stage * Shape::kUnits < units) {
@@ -75,8 +79,19 @@ struct StageLoader {
                 cp_async_16(to + Shape::kWeightBytes + piece / 4 * kTokens * 64 + token_piece(token, piece % 4),
                             valid ? x + token * x_stride + column : x, valid);
             }
+            if constexpr (F::kBoxScales) load_scales(to + Shape::kWeightBytes + Shape::kTokenBytes, stage);
         }
         cp_async_commit();  // an empty group, too: the waits count groups
+    }
+
+private:
+    // The scales of the tokens for the columns of a stage, one of each token.
+    __device__ __forceinline__ void load_scales(uint8_t* to, int stage) const {
+        const int token = static_cast<int>(threadIdx.x), column = stage * Shape::kSteps * 16;
+        if (token >= kTokens) return;
+        const bool valid = token < tokens && column < k;
+        const float* scales = reinterpret_cast<const float*>(x + token * x_stride + k);
+        cp_async_4(to + token * 4, valid ? scales + (first_column + column) / kBoxColumns : scales, valid);
     }
 };
 
@@ -87,6 +102,7 @@ struct TurnFragments {
     static constexpr int kSteps = F::kTurnSteps;
     Unit<F> a[Shape::kTiles];
     uint32_t b[kSteps][Shape::kColumns / 2][4];
+    float2 token_scales[F::kBoxScales ? Shape::kColumns : 1];
 
     // stage: its bytes; turn: of the stage. tile, token: the warp's first in the block.
     __device__ __forceinline__ void load(const uint8_t* stage, int turn, int tile, int token) {
@@ -94,6 +110,11 @@ struct TurnFragments {
 #pragma unroll
         for (int i = 0; i < Shape::kTiles; ++i)
             a[i].load_shared(stage + (tile + i) * Shape::kTileBytes + first / F::kUnitSteps * unit_bytes_of<F>);
+        if constexpr (F::kBoxScales)
+#pragma unroll
+            for (int j = 0; j < Shape::kColumns; ++j)
+                token_scales[j] = *reinterpret_cast<const float2*>(stage + Shape::kWeightBytes + Shape::kTokenBytes +
+                                                                   (token + 8 * j + lane % 4 * 2) * 4);
         const int row = token + lane / 16 * 8 + lane % 8;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
@@ -118,7 +139,10 @@ struct TurnFragments {
 #pragma unroll
                 for (int s = 0; s < kSteps; ++s) {
                     const uint32_t column[2] = {b[s][j / 2][j % 2 * 2], b[s][j / 2][j % 2 * 2 + 1]};
-                    mma_m16n8k16<T>(sums[i][j], rows[s], column);
+                    BoxScales scales{};
+                    if constexpr (F::kBoxScales)
+                        scales = {{bits_to_float(a[i].scales[0]), bits_to_float(a[i].scales[1])}, token_scales[j]};
+                    multiply_step<T, F>(sums[i][j], rows[s], column, scales);
                 }
             }
         }
@@ -180,9 +204,11 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
 #pragma unroll
             for (int j = 0; j < kColumns; ++j)
 #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    finish(8 * j + static_cast<int>(lane_id()) % 4 * 2 + c, end(sums[i][j][c], 0),
-                           end(sums[i][j][c + 2], 1));
+                for (int c = 0; c < 2; ++c) {
+                    const int t = 8 * j + static_cast<int>(lane_id()) % 4 * 2 + c;
+                    const float scale = input_scale<F>(args, min(token + t, args.num_tokens - 1));
+                    finish(t, end(sums[i][j][c], 0, scale), end(sums[i][j][c + 2], 1, scale));
+                }
         };
         if (gate_up) {
             stage([&](int t, float gate, float up) {
@@ -304,7 +330,8 @@ __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales =
         args.num_tokens - token,
         w.k - first_column,
         units,
-        row_units};
+        row_units,
+        first_column};
     const int warp = static_cast<int>(warp_id());
     const int warp_tile = warp / Shape::kTokenWarps * kTiles, warp_token = warp % Shape::kTokenWarps * 8 * kColumns;
     auto bytes_of = [&](int stage) { return smem + stage % kPrefillStages * Shape::kStageBytes; };

@@ -39,7 +39,7 @@ struct HopperShape : StageShape<F, kTokens> {
     static constexpr int kSmemBytes = kStages * kStageBytes + kOtherBytes;
     static_assert(kOtherBytes >= kConsumers * kHalfBytes && kStages * kStageBytes >= kConsumers * kHalfBytes);
     // Registers of a thread that multiplies, and of another one: (2 x 224 + 56) x 128 <= 65536.
-    static constexpr int kSums = kTokens;
+    static constexpr int kSums = F::kRoundedInputs ? kTokens / 2 * 3 : kTokens;
     static constexpr int kConsumerRegisters = kSums > 176 ? 224 : kSums > 128 ? 208 : 200;
     static constexpr int kOtherRegisters = 504 - kConsumers * kConsumerRegisters;
 };
@@ -52,10 +52,10 @@ __device__ __forceinline__ T* output_piece(uint8_t* buffer, int token, int piece
     return reinterpret_cast<T*>(buffer + token * (kHalfRows * 2) + (piece ^ token % 8) * 16);
 }
 
-// A warp's 16 rows to the buffer. tile: of these rows in the weight; warp: of the warpgroup.
+// A warp's 16 rows to the buffer. tile: of these rows in the weight; token: the first; warp: of the warpgroup.
 template <class T, class F, int kTokens>
 __device__ __forceinline__ void stage_outputs(const LinearArgs& args, const float (&sums)[kTokens / 2], uint8_t* buffer,
-                                              int tile, int warp) {
+                                              int tile, int token, int warp) {
     const RowEnd<F> end(args, tile);
     const int lane = opaque(static_cast<int>(lane_id())), half = lane / 8 % 2;
     uint8_t* to = reinterpret_cast<uint8_t*>(output_piece<T>(buffer, lane / 16 * 8 + lane % 8, 2 * warp + half));
@@ -65,7 +65,9 @@ __device__ __forceinline__ void stage_outputs(const LinearArgs& args, const floa
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float* pair = sums + 4 * (j + i / 2) + 2 * (i % 2);
-            r[i] = pack2<T>(end(pair[0], i % 2), end(pair[1], i % 2));
+            const int first = token + 8 * (j + i / 2) + 2 * (lane % 4), last = args.num_tokens - 1;
+            r[i] = pack2<T>(end(pair[0], i % 2, input_scale<F>(args, min(first, last))),
+                            end(pair[1], i % 2, input_scale<F>(args, min(first + 1, last))));
         }
         stmatrix_x4_trans(to + j * 8 * kHalfRows * 2, r);
     }
@@ -145,7 +147,7 @@ __device__ __forceinline__ void write_float32(const LinearArgs& args, const floa
         for (int i = 0; i < kTokens / 4; ++i) {
             const int64_t t = token + i / 2 * 8 + i % 2;
             if (t >= args.num_tokens) break;
-            float y = end(sums[i / 2 * 4 + 2 * half + i % 2], half);
+            float y = end(sums[i / 2 * 4 + 2 * half + i % 2], half, input_scale<F>(args, static_cast<int>(t)));
             if (args.residual)
                 y = rounded<T>(y) + to_float(static_cast<const T*>(args.residual)[t * args.residual_stride + feature]);
             static_cast<float*>(args.out)[t * args.out_stride + feature] = y;
@@ -255,7 +257,7 @@ struct OneWeight {
 // All of a block's tiles; there is one at least.
 template <class T, class F, int kTokens, bool kShares, class Tiles>
 __device__ __forceinline__ void multiply_tiles(const HopperGrid<kTokens, kShares>& grid, Tiles& tiles,
-                                               const TensorMap& x) {
+                                               const InputMapsOf<F>& x) {
     using Shape = HopperShape<F, kTokens, kShares>;
     // [kStages][kStageBytes], then [kConsumers][kHalfBytes] of outputs; or, of a shared tile, its parts, and the
     // outputs where the stages were.
@@ -282,7 +284,8 @@ __device__ __forceinline__ void multiply_tiles(const HopperGrid<kTokens, kShares
         registers_decrease<Shape::kOtherRegisters>();
         if (threadIdx.x == 0) {
             if constexpr (!Tiles::kListed) tensor_prefetch(tiles.weights);
-            tensor_prefetch(x);
+            tensor_prefetch(x.numbers);
+            if constexpr (F::kBoxScales) tensor_prefetch(x.scales);
             constexpr uint16_t both = (1 << kClusterBlocks) - 1;
             const bool same_rows = grid.pair == HopperPair::same_rows;
             const bool same_tokens = grid.pair == HopperPair::same_tokens;
@@ -357,7 +360,7 @@ __device__ __forceinline__ void multiply_tiles(const HopperGrid<kTokens, kShares
             }
             uint8_t* buffer = outputs + group * Shape::kHalfBytes;
             mbarrier_wait(written + group, turn % 2 ^ 1);
-            stage_outputs<T, F, kTokens>(tile.args, totals, buffer, row_tile_of_warp, warp);
+            stage_outputs<T, F, kTokens>(tile.args, totals, buffer, row_tile_of_warp, tile.token, warp);
             __syncwarp();
             if (lane_id() == 0) mbarrier_arrive(staged + group);
         }
@@ -376,18 +379,20 @@ __device__ __forceinline__ void multiply_tiles(const HopperGrid<kTokens, kShares
 template <class T, class F, int kTokens, bool kShares>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap weights,
-                       const __grid_constant__ TensorMap x, const __grid_constant__ HopperGrid<kTokens, kShares> grid) {
+                       const __grid_constant__ InputMapsOf<F> x,
+                       const __grid_constant__ HopperGrid<kTokens, kShares> grid) {
     OneWeight<kTokens> tiles{args, weights};
     multiply_tiles<T, F, kTokens, kShares>(grid, tiles, x);
 }
 
 template <class T, class F, int kTokens, bool kShares>
 cudaError_t launch_sm90(const LinearArgs& args, const HopperPlan& plan, cudaStream_t stream) {
-    TensorMap weights, x;
+    TensorMap weights;
+    InputMapsOf<F> x;
     const int box_tiles = kRowTiles / (plan.pair == HopperPair::same_rows ? kClusterBlocks : 1);
     const int box_tokens = kTokens / (plan.pair == HopperPair::same_tokens ? kClusterBlocks : 1);
     if (cudaError_t error = make_weight_map(args.weight, box_tiles, weights)) return error;
-    if (cudaError_t error = make_x_map(args, box_tokens, x)) return error;
+    if (cudaError_t error = make_x_maps(args, box_tokens, x)) return error;
     const HopperGrid<kTokens, kShares> grid(args, plan);
     LaunchConfig config{dim3(), dim3(kHopperThreads), HopperShape<F, kTokens, kShares>::kSmemBytes, stream};
     config.cluster = kClusterBlocks;
@@ -408,8 +413,9 @@ cudaError_t linear_sm90_as(const LinearArgs& args, const HopperPlan& plan, cudaS
     auto run_type = [&](auto t) {
         using T = decltype(t);
         if (plan.tokens == 128) return launch_sm90<T, F, 128, false>(args, plan, stream);
-        if constexpr (kIsAsType) {
+        if constexpr (kIsAsType || F::kRoundedInputs)
             if (plan.tokens == 32) return launch_sm90<T, F, 32, true>(args, plan, stream);
+        if constexpr (kIsAsType) {
             if (plan.tokens == 176) return launch_sm90<T, F, 176, false>(args, plan, stream);
             if (plan.tokens == 192) return launch_sm90<T, F, 192, false>(args, plan, stream);
             if (plan.pair != HopperPair::same_tile) return launch_sm90<T, F, 64, false>(args, plan, stream);

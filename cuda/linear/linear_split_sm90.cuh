@@ -4,9 +4,10 @@
 // in the order of tile_place(). In one phase, or in each of two, a block has one slice, whose sums it makes as
 // linear_sm90 does. Each of its eight warps has those of 16 rows, and sends them to the block that ends these rows
 // (st.async, which a barrier there counts). That block adds the slices in order; those of the last phase become outputs
-// as in linear_decode (linear_output.cuh). Meanwhile the next weights come. Up to 64 tokens an SM has two blocks, so
-// that one reads while the other ends. Bytes beside the weights: x from L2, num_tokens / 128 of them; sums from block
-// to block, 16 num_tokens / k of them. The bits are those of linear_decode. Alignment as in kernels.h.
+// as in linear_decode (linear_output.cuh). Meanwhile the next weights come. Up to 64 tokens (32 with rounded inputs) an
+// SM has two blocks, so that one reads while the other ends. Bytes beside the weights: x from L2, num_tokens / 128 of
+// them; sums from block to block, 16 num_tokens / k of them. The bits are those of linear_decode. Alignment as in
+// kernels.h.
 #pragma once
 
 #include <type_traits>
@@ -22,7 +23,7 @@ constexpr int kSplitThreads = 128 * kConsumers + 32;
 template <class F, int kTokens>
 struct SplitShape : StageShape<F, kTokens> {
     using StageShape<F, kTokens>::kStageBytes;
-    static constexpr int kBlocksPerSm = kTokens <= 64 ? 2 : 1;
+    static constexpr int kBlocksPerSm = kTokens <= (F::kRoundedInputs ? 32 : 64) ? 2 : 1;  // as registers allow
     static constexpr int kRowBytes = 16 * kTokens * 4;             // of the sums of a warp's 16 rows
     static constexpr int kRoomBytes = kConsumerWarps * kRowBytes;  // of a phase, for the rows that a block ends
     static constexpr int kTotalBytes = kRoomBytes / 4;             // of the first of two phases
@@ -50,7 +51,7 @@ struct SplitGrid {
 template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kSplitThreads, SplitShape<F, kTokens>::kBlocksPerSm)
     linear_split_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap weights,
-                             const __grid_constant__ TensorMap x, const __grid_constant__ SplitGrid grid) {
+                             const __grid_constant__ InputMapsOf<F> x, const __grid_constant__ SplitGrid grid) {
     using Shape = SplitShape<F, kTokens>;
     // [kStages][kStageBytes]; of a phase [blocks][row tiles][kTokens / 8][32] float4; totals without [blocks]; barriers
     INFINILM_DYNAMIC_SHARED(smem);
@@ -135,9 +136,10 @@ __global__ void __launch_bounds__(kSplitThreads, SplitShape<F, kTokens>::kBlocks
 template <class T, class F, int kTokens>
 cudaError_t launch_split(const LinearArgs& args, int bits, cudaStream_t stream) {
     using Shape = SplitShape<F, kTokens>;
-    TensorMap weights, x;
+    TensorMap weights;
+    InputMapsOf<F> x;
     if (cudaError_t error = make_weight_map(args.weight, kRowTiles, weights)) return error;
-    if (cudaError_t error = make_x_map(args, kTokens, x)) return error;
+    if (cudaError_t error = make_x_maps(args, kTokens, x)) return error;
     const int token_blocks = ceil_div(args.num_tokens, kTokens);
     const SplitGrid grid{bits, row_blocks(args.weight) * token_blocks, token_blocks};
     LaunchConfig config{dim3(), dim3(kSplitThreads), Shape::kSmemBytes, stream};
@@ -157,10 +159,13 @@ cudaError_t linear_split_sm90_as(const LinearArgs& args, cudaStream_t stream) {
     const int bits = 16 * row_blocks(args.weight) < 3 * num_sms ? 3 : 2;
     auto run_type = [&](auto t) {
         using T = decltype(t);
-        if constexpr (std::is_same_v<F, AsType>)  // of others these are linear_decode's (linear_choice.h)
+        if constexpr (F::kUnitSteps == 1)  // of others these are linear_decode's (linear_choice.h)
             if (args.num_tokens <= 32) return launch_split<T, F, 32>(args, bits, stream);
         if (args.num_tokens <= 64) return launch_split<T, F, 64>(args, bits, stream);
-        return launch_split<T, F, 128>(args, bits, stream);
+        if constexpr (F::kBoxScales)
+            return cudaErrorInvalidValue;  // most_split_tokens: there are no registers for more
+        else
+            return launch_split<T, F, 128>(args, bits, stream);
     };
     return args.weight.type == Element::bf16 ? run_type(bf16{}) : run_type(f16{});
 }

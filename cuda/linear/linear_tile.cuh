@@ -62,7 +62,9 @@ struct RowEnd {
                 if (feature < w.n) bias[half] = w.bias[feature];
             }
     }
-    __device__ __forceinline__ float operator()(float sum, int half) const {
+    // input_scale: of the row of x.
+    __device__ __forceinline__ float operator()(float sum, int half, float input_scale = 1.0f) const {
+        if constexpr (F::kRoundedInputs && !F::kBoxScales) sum = __fmul_rn(sum, input_scale);
         if constexpr (F::kRowScales) sum = __fmul_rn(sum, scale[half]);
         return sum + bias[half];
     }

@@ -30,6 +30,8 @@ enum class RowOrder : int { natural, gate_up, rope_pairs };
 // and group of 16 columns) have one, that of the tensor.
 // int8, int4 and fp8 are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4
 // are then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
+// fp8_pairs and fp8_block_pairs are how kernels see fp8 and fp8_blocks beside inputs of e4m3 (kernels.h): the same
+// bytes, of which two count as one number of 16 bits. The latter has scales that are those of 128 columns.
 enum class WeightFormat : int {
     as_type,
     int8,
@@ -46,7 +48,9 @@ enum class WeightFormat : int {
     q4_1,
     q5_1,
     nvfp4,
-    q3_k
+    q3_k,
+    fp8_pairs,
+    fp8_block_pairs
 };
 
 // What a unit holds: steps of 16 columns, bytes of codes and, behind them, bytes of scales.
@@ -57,6 +61,8 @@ struct UnitShape {
 constexpr UnitShape unit_shape(WeightFormat format) {
     switch (format) {
         case WeightFormat::as_type: return {1, 512, 0, false};
+        case WeightFormat::fp8_pairs: return {1, 512, 0, true};
+        case WeightFormat::fp8_block_pairs: return {1, 512, 16, true};
         case WeightFormat::int8:
         case WeightFormat::fp8: return {2, 512, 0, true};
         case WeightFormat::int8_groups: return {2, 512, 32, true};
@@ -78,13 +84,17 @@ constexpr UnitShape unit_shape(WeightFormat format) {
 constexpr int unit_steps(WeightFormat format) { return unit_shape(format).steps; }
 constexpr int unit_bytes(WeightFormat format) { return unit_shape(format).code_bytes + unit_shape(format).scale_bytes; }
 constexpr bool has_row_scales(WeightFormat format) { return unit_shape(format).row_scales; }
+constexpr bool rounds_inputs(WeightFormat format) {
+    return format == WeightFormat::fp8_pairs || format == WeightFormat::fp8_block_pairs;
+}
 
 // What kernels ask of the shape of a format's units.
 template <WeightFormat kFormat>
 struct Shaped {
     static constexpr int kUnitSteps = unit_shape(kFormat).steps, kTurnSteps = kUnitSteps > 1 ? 2 : 1;
     static constexpr int kCodeBytes = unit_shape(kFormat).code_bytes, kScaleBytes = unit_shape(kFormat).scale_bytes;
-    static constexpr bool kRowScales = has_row_scales(kFormat);
+    static constexpr bool kRowScales = has_row_scales(kFormat), kRoundedInputs = rounds_inputs(kFormat);
+    static constexpr bool kBoxScales = kFormat == WeightFormat::fp8_block_pairs;  // of inputs, for each box of columns
 };
 
 // A linear's weight. For f32: [n][k] row-major, natural order, gate before up. Else units, tile by tile of 16 rows:

@@ -14,6 +14,7 @@ namespace infinilm::cuda {
 struct CudaPiece {
     PackedWeight packed;
     int64_t first_output = 0;
+    bool fits_rounded_inputs = false;  // kernels have this weight beside inputs of 8 bits
     std::unique_ptr<DeviceMemory> data, bias;
 };
 struct CudaLinear : PreparedLinear {

@@ -26,7 +26,7 @@
 // gptq_marlin/dequant.h. Scales that multiply weights, not sums: Marlin, too.
 #pragma once
 
-#include "cuda/core/ptx.cuh"
+#include "cuda/core/ptx_e4m3.cuh"
 #include "cuda/linear/kernels.h"
 #include "cuda/linear/plane_formats.cuh"
 
@@ -147,6 +147,23 @@ struct Fp8 : Shaped<WeightFormat::fp8>, FromPairs<Fp8> {
         return widen_fp8<T>(unit.words[2 * step + i % 2] >> i / 2 * 8);
     }
 };
+// e4m3 beside inputs of e4m3: what a lane of Fp8 holds is its fragment of mma_m16n8k32_e4m3, with k in another order
+// (rounded_inputs.h), so that a step of 32 columns is a step of 16 pairs.
+struct Fp8Pairs : Shaped<WeightFormat::fp8_pairs> {
+    static constexpr int kScales = 0;
+    template <class T, class Unit>
+    static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int) {
+        AsType::fragment<T>(a, unit, 0);
+    }
+};
+struct Fp8BlockPairs : Shaped<WeightFormat::fp8_block_pairs> {
+    static constexpr int kScales = 2;
+    static __device__ __forceinline__ int scale_place(int) { return 0; }
+    template <class T, class Unit>
+    static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int) {
+        Fp8Pairs::fragment<T>(a, unit, 0);
+    }
+};
 struct Int8Groups : Shaped<WeightFormat::int8_groups>, FromValues<Int8Groups> {
     static constexpr int kScales = 1;
     static __device__ __forceinline__ int scale_place(int lane) { return lane / 4 * 4; }
@@ -243,7 +260,35 @@ struct Q3_K : Planes<Q3_K, WeightFormat::q3_k, 3, 4, SignedBytes16> {};
 struct Q4_1 : Planes<Q4_1, WeightFormat::q4_1, 4, 0, HalfMinima32> {};
 struct Q5_1 : Planes<Q5_1, WeightFormat::q5_1, 5, 0, HalfMinima32> {};
 
-// Every format but AsType, each of which a file instantiates the linears for.
+// What the sums of a step are multiplied by where F::kBoxScales: the scales of rows r and r + 8, and those of the two
+// tokens that a lane has.
+struct BoxScales {
+    float rows[2];
+    float2 tokens;
+
+    // sum i of a lane (mma_m16n8k16), added to one of float32.
+    __device__ __forceinline__ float add(float sum, float of_box, int i) const {
+        return __fmaf_rn(of_box, __fmul_rn(rows[i / 2], i % 2 == 0 ? tokens.x : tokens.y), sum);
+    }
+};
+
+// sums += a . b of a step, by the tensor cores. Those of e4m3 keep 14 bits or so of a sum, so that each step has one of
+// its own, which is added in float32.
+template <class T, class F>
+__device__ __forceinline__ void multiply_step(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                              const BoxScales& scales) {
+    if constexpr (F::kRoundedInputs) {
+        float step[4] = {};
+        mma_m16n8k32_e4m3(step, a, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            sums[i] = F::kBoxScales ? scales.add(sums[i], step[i], i) : __fadd_rn(sums[i], step[i]);
+    } else {
+        mma_m16n8k16<T>(sums, a, b);
+    }
+}
+
+// Every format of what is stored but AsType, each of which a file instantiates the linears for.
 #define INFINILM_FOR_FORMATS(DO) \
     DO(Int8)                     \
     DO(Int4)                     \
@@ -261,11 +306,13 @@ struct Q5_1 : Planes<Q5_1, WeightFormat::q5_1, 5, 0, HalfMinima32> {};
     DO(Q5_K)                     \
     DO(Q6_K)
 
-// f(the type of one of these), unless the format is as_type.
+// f(the type of one of these); of others nothing.
 template <class Visit>
 __host__ __device__ __forceinline__ void visit_format(WeightFormat format, Visit f) {
     switch (format) {
-        case WeightFormat::as_type: break;
+        case WeightFormat::as_type:
+        case WeightFormat::fp8_pairs:
+        case WeightFormat::fp8_block_pairs: break;
         case WeightFormat::int8: f(Int8{}); break;
         case WeightFormat::int4: f(Int4{}); break;
         case WeightFormat::fp8: f(Fp8{}); break;
@@ -288,6 +335,15 @@ cudaError_t visit_quantised(WeightFormat format, Visit f) {
     cudaError_t error = cudaErrorInvalidValue;
     visit_format(format, [&](auto of) { error = f(of); });
     return error;
+}
+
+// The same with those that inputs are rounded beside.
+#define INFINILM_FOR_ROUNDED(DO) DO(Fp8Pairs) DO(Fp8BlockPairs)
+template <class Visit>
+cudaError_t visit_multiplied(WeightFormat format, Visit f) {
+    if (format == WeightFormat::fp8_pairs) return f(Fp8Pairs{});
+    if (format == WeightFormat::fp8_block_pairs) return f(Fp8BlockPairs{});
+    return visit_quantised(format, f);
 }
 
 template <class F>

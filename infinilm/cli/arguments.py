@@ -118,6 +118,12 @@ def add_model_settings(
         "--quantization", metavar="FORMAT", help="weights as int8, int4 or, on GPUs, fp8; default: as stored"
     )
     group.add_argument(
+        "--activations",
+        default="auto",
+        metavar="FORMAT",
+        help="what linears of FP8 weights read, on GPUs: fp8, dtype, or auto (default): as the checkpoint asks",
+    )
+    group.add_argument(
         "--kv-cache",
         type=size,
         metavar="SIZE",
@@ -431,6 +437,7 @@ def sizes(text: str) -> str:
 _OF_MORE_MODELS: Mapping[str, Callable[[str], Any]] = {
     "dtype": str,
     "quantization": str,
+    "activations": str,
     "kv-cache": size,
     "kv-cache-dtype": str,
     "max-model-len": positive,
@@ -494,6 +501,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "device",
         "dtype",
         "quantization",
+        "activations",
         "kv_cache",
         "kv_cache_dtype",
         "device_ids",

@@ -56,6 +56,7 @@ def _describe_weights(plan: ModelPlan) -> dict[str, Any]:
         "quantised_dtype": plan.quantised_dtype,
         "stored_dtype": plan.stored_dtype,
         "quantization": plan.quantization,
+        "inputs_on_device": list(plan.formats[0].rounded_inputs),
         "packed": plan.packed,
         "devices": list(plan.devices),
         "dtype": plan.dtype,
@@ -71,6 +72,7 @@ def _describe_part(of: DeviceFormat) -> dict[str, Any]:
         "dtype": of.dtype,
         "native_types": list(of.native_types),
         "quantised_dtype": of.quantised_dtype,
+        "inputs_on_device": list(of.rounded_inputs),
     }
 
 
@@ -274,7 +276,10 @@ def _uses(model: Mapping[str, Any], device: str) -> str:
     others = [name for name in types if name not in (*FLOATS, *PLAIN_TYPES, *model["native_types"])]
     if others and not model["quantization"]:
         uses += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
-    if model["rounded_inputs"]:
+    if model["inputs_on_device"]:
+        asked = f"; the format asks for {', '.join(model['rounded_inputs'])}" if model["rounded_inputs"] else ""
+        uses += f" (inputs of linears rounded to {' and '.join(model['inputs_on_device'])}{asked})"
+    elif model["rounded_inputs"]:
         native = model["native_types"] if device == "cpu" else ()
         how = "not rounded"
         if any("fp8" not in name for name in native):

@@ -578,6 +578,7 @@ def build_spec(
     dtype: str,
     max_model_len: int,
     quantization: str | None = None,
+    fp8_inputs: bool = False,
     mtp: MtpFormat | None = None,
     given: GivenEmbeddings | None = None,
 ) -> ModelSpec:
@@ -593,6 +594,8 @@ def build_spec(
         Longest sequence in tokens, prompt and answer together; fixes the rotary frequencies (see `rope`).
     quantization
         None, or how weights of linears are stored: one of `QUANTIZATIONS`.
+    fp8_inputs
+        Linears of FP8 weights round what they read to FP8, too: on GPUs.
     mtp
         With the MTP head of the checkpoint, whose weights are kept so.
     given
@@ -614,7 +617,7 @@ def build_spec(
         )
     max_model_len = as_integer("max_model_len", max_model_len)
     spec = decoder_spec(config, max_model_len, mtp=mtp)
-    spec.dtype, spec.quantization = dtype, quantization or "none"
+    spec.dtype, spec.quantization, spec.fp8_inputs = dtype, quantization or "none", fp8_inputs
     if given is not None:
         spec.given_levels = given.levels
         spec.ropes = [_on_axes(rope, given.rope_axes) for rope in spec.ropes]

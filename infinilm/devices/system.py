@@ -13,6 +13,7 @@ from infinilm._version import cuda_toolkit
 from infinilm.errors import DeviceError
 from infinilm.logs import logger
 
+_FP8_CAPABILITY = (8, 9)  # of a GPU with tensor cores for FP8
 _LEAST_CAPABILITY = (8, 0)  # of a GPU: `mma.sync` of bfloat16 and `cp.async` came with it
 _DRIVER = Path("/proc/driver/nvidia/version")  # there while NVIDIA's driver is
 # How reasons of the core begin: there is nothing to use; there is a driver, in a build that could use it.
@@ -73,6 +74,18 @@ def _why_not(device: dict[str, Any]) -> str:
 def _none_usable(devices: list[dict[str, Any]]) -> str:
     listed = "; ".join(f"cuda:{i} ({device['name']}) {device['reason']}" for i, device in enumerate(devices))
     return f"no GPU here can be used: {listed}; use device='cpu'"
+
+
+def multiplies_fp8(device: str) -> bool:
+    """Whether a device has tensor cores for FP8; one that is not here is taken to have them, if it is a GPU."""
+    if device == "cpu":
+        return False
+    index = int(device.partition(":")[2] or 0)
+    try:
+        major, _, minor = _core.cuda_devices()[index]["compute_capability"].partition(".")
+    except (DeviceError, IndexError):
+        return True
+    return (int(major), int(minor)) >= _FP8_CAPABILITY
 
 
 def usable_gpus(devices: list[dict[str, Any]] | None = None) -> list[int]:

@@ -95,7 +95,7 @@ class InferEngine(OfThisProcess):
         Default: ``StaticKVCacheConfig()``, one sequence of max_position_embeddings tokens.
     quantization
         How weights are stored: None, "int8", "int4" or, on GPUs, "fp8"; see `LLM`. Weights that `infinilm pack` has
-        packed are loaded as they are, on CPUs.
+        packed are loaded as they are, on CPUs. Inputs of FP8 weights stay in the dtype here; `LLM` has `activations`.
 
     Raises
     ------

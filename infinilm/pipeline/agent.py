@@ -161,7 +161,11 @@ class _Agent:
 
     def _load(self, plan: ModelPlan, num_threads: int, dummy: bool, seed: int) -> None:
         spec = build_spec(
-            plan.config, dtype=plan.dtype, max_model_len=plan.memory.max_model_len, quantization=plan.quantization
+            plan.config,
+            dtype=plan.dtype,
+            max_model_len=plan.memory.max_model_len,
+            quantization=plan.quantization,
+            fp8_inputs=plan.fp8_inputs,
         )
         self._engine = _core.InferEngine(
             spec,

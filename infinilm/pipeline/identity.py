@@ -29,6 +29,7 @@ def parts_of(plan: ModelPlan, *, dummy: bool) -> dict[str, str]:
         "tensors of the checkpoint": _digest(tensors),
         "dtype": plan.dtype,
         "quantization": f"{plan.quantization}, {', '.join(plan.native_types)}, {plan.quantised_dtype}",
+        "activations": "fp8" if plan.fp8_inputs else "dtype",
         "kv_cache_dtype": plan.memory.kv_cache_dtype,
         "max_model_len": str(plan.memory.max_model_len),
     }

@@ -37,6 +37,8 @@ class DeviceFormat:
         Types of quantised weights that are computed with as they are stored.
     quantised_dtype : str or None
         What other quantised weights of safetensors become.
+    rounded_inputs : tuple of str
+        To what inputs of linears are rounded: "fp8 per token", "fp8 per 128 of a token".
     bytes_of_quantised : mapping or None
         Bytes of each quantised weight, by its name; None: the checkpoint has none, or they are quantised anew.
     """
@@ -48,6 +50,7 @@ class DeviceFormat:
     auto_cache_dtype: str
     native_types: tuple[str, ...] = ()
     quantised_dtype: str | None = None
+    rounded_inputs: tuple[str, ...] = ()
     bytes_of_quantised: Mapping[str, int] | None = None
 
     @property
@@ -139,6 +142,11 @@ def format_on(
                 device=kind,
                 natively=is_plain and not is_merged,
             )
+    rounded_inputs: set[str] = set()
+    if spec.fp8_inputs:
+        rounded_inputs |= {"fp8 per token"} if quantization == "fp8" else set()
+        if isinstance(checkpoint, QuantisedCheckpoint):
+            rounded_inputs |= checkpoint.inputs_on_gpus(native_types)
     return DeviceFormat(
         device,
         computed,
@@ -147,6 +155,7 @@ def format_on(
         _auto_cache_dtype(asked, stored, computed, on_cpu),
         native_types,
         quantised_dtype,
+        tuple(sorted(rounded_inputs)),
         bytes_of_quantised,
     )
 

@@ -40,6 +40,7 @@ from infinilm.planning.gpu_layers import (
     most_layers,
     usable_memory,
 )
+from infinilm.planning.inputs import check_activations, rounds_inputs
 from infinilm.planning.sizes import format_bytes, parse_size
 from infinilm.planning.stage_sizes import MemoryShare, divide_shares
 from infinilm.planning.stages import StagePart, check_ranks, split_specs, stage_specs, threads_per_stage
@@ -130,6 +131,11 @@ class ModelPlan:
         return tuple(sorted({name for of in self.formats for name in of.native_types}))
 
     @property
+    def fp8_inputs(self) -> bool:
+        """Whether linears of FP8 weights round what they read to FP8, too."""
+        return any(of.spec.fp8_inputs for of in self.formats)
+
+    @property
     def quantised_dtype(self) -> str | None:
         """What other quantised weights of safetensors become."""
         return self.formats[-1].quantised_dtype
@@ -197,6 +203,7 @@ def _plan(
     *,
     dtype: str = "auto",
     quantization: str | None = None,
+    activations: str = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
@@ -235,6 +242,7 @@ def _plan(
 
     if load_format not in ("auto", "dummy"):
         raise ConfigError(f"load_format: expected 'auto' or 'dummy', got {load_format!r}")
+    check_activations(activations)
     max_num_seqs = as_integer("max_num_seqs", max_num_seqs)
     max_num_batched_tokens = as_integer("max_num_batched_tokens", max_num_batched_tokens)
     if max_model_len is not None:
@@ -328,6 +336,14 @@ def _plan(
                 dtype=of_place,
                 max_model_len=max_model_len or longest,
                 quantization=quantization,
+                fp8_inputs=rounds_inputs(
+                    activations,
+                    place,
+                    checkpoint,
+                    dtype=of_place,
+                    quantization=quantization,
+                    is_merged=bool(merge_lora),
+                ),
                 mtp=mtp,
                 given=tower.config.given if isinstance(tower, TowerPlan) else None,
             )
@@ -662,12 +678,12 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         As for `LLM`. Only the configuration and the headers of the weights of a hub id are fetched. A folder with a
         config.json alone will do, too: its weights are counted in the dtype that it names.
     settings
-        ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
-        ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
-        ``pipeline_parallel_size``, ``device_ids``, ``gpu_layers``, ``cpu_moe``, ``revision``, ``lora``,
-        ``merge_lora``, ``speculation``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory
-        of each device (on a CPU, of all ranks together) to plan for, with `gpu_layers` and `cpu_moe` also of the host
-        and of the GPU, such as "64GiB,24GiB". The devices need not be present then.
+        ``device``, ``dtype``, ``quantization``, ``activations``, ``max_model_len``, ``max_num_seqs``,
+        ``max_num_batched_tokens``, ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``,
+        ``tensor_parallel_size``, ``pipeline_parallel_size``, ``device_ids``, ``gpu_layers``, ``cpu_moe``, ``revision``,
+        ``lora``, ``merge_lora``, ``speculation``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the
+        free memory of each device (on a CPU, of all ranks together) to plan for, with `gpu_layers` and `cpu_moe` also
+        of the host and of the GPU, such as "64GiB,24GiB". The devices need not be present then.
 
     Raises
     ------

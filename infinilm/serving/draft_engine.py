@@ -89,7 +89,11 @@ class DraftModelEngine:
         self._plan, self._settings = plan, settings
         self._max_model_len = min(max_model_len, plan.config.max_position_embeddings)
         spec = build_spec(
-            plan.config, dtype=plan.dtype, max_model_len=self._max_model_len, quantization=plan.quantization
+            plan.config,
+            dtype=plan.dtype,
+            max_model_len=self._max_model_len,
+            quantization=plan.quantization,
+            fp8_inputs=plan.fp8_inputs,
         )
         self._engine = _core.InferEngine(spec, plan.device, num_threads)
         if load_format == "dummy":

@@ -99,7 +99,8 @@ void check_range(const Backend& backend, const std::string& name, const Tensor& 
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
     const Device device = options.devices[static_cast<size_t>(rank)];
-    if (device.kind == DeviceKind::cuda) return make_cuda_backend({.device = device.index, .dtype = spec.dtype});
+    if (device.kind == DeviceKind::cuda)
+        return make_cuda_backend({.device = device.index, .dtype = spec.dtype, .fp8_inputs = spec.fp8_inputs});
     return cpu::make_cpu_backend(
         {.num_threads = threads_of_rank(options, rank), .isa = options.isa, .compute_dtype = spec.dtype});
 }

@@ -10,6 +10,7 @@
 #include "model/given.h"
 #include "model/params.h"
 #include "model/sublayers/experts.h"
+#include "ops/cuda_library.h"
 
 namespace infinilm {
 
@@ -33,6 +34,7 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                host_workspace(spec, step.num_tokens, plan.num_threads).on_device +
                KvCache::workspace_bytes(spec, step.num_rows * spec.max_model_len) +
                (spec.is_last_stage() ? 0 : exchanged * size_bytes(activation)) +  // StageLink's outbox
+               (spec.fp8_inputs ? fp8_inputs_bytes : 0) +
                (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }
     std::vector<cpu::LargestCalls::Linears> linears{{.num_tokens = step.num_tokens, .in_features = spec.hidden_size}};

@@ -183,6 +183,7 @@ struct ModelSpec {
     DType dtype = DType::float32;  // what the engine computes in
     // How linears keep their weights. With int4, the embedding and the lm_head are int8, since they lose more by it.
     Quantization quantization = Quantization::none;
+    bool fp8_inputs = false;  // linears of FP8 weights round what they read to FP8, too: on GPUs
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;
     float rms_norm_eps = 0;
     NormKind norm = NormKind::rms;
@@ -222,6 +223,7 @@ struct ModelSpec {
     static void fields(F f) {
         f("dtype", &ModelSpec::dtype, "What the engine computes in.");
         f("quantization", &ModelSpec::quantization, "");
+        f("fp8_inputs", &ModelSpec::fp8_inputs, "Linears of FP8 weights round what they read to FP8, too: on GPUs.");
         f("vocab_size", &ModelSpec::vocab_size, "");
         f("hidden_size", &ModelSpec::hidden_size, "");
         f("num_layers", &ModelSpec::num_layers, "");

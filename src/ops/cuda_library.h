@@ -13,7 +13,9 @@ namespace infinilm {
 struct CudaOptions {
     int device = 0;
     DType dtype = DType::bfloat16;  // of activations, packed weights and cache
+    bool fp8_inputs = false;        // linears of FP8 weights round what they read to FP8, too
 };
+inline constexpr int64_t fp8_inputs_bytes = int64_t{32} << 20;  // what a device then keeps for such inputs
 
 struct CudaDevice {
     std::string name;
@@ -29,7 +31,7 @@ struct CudaLibrary {
     int64_t (*free_bytes)(int device);
     std::unique_ptr<Backend> (*make_backend)(const CudaOptions&);
 };
-inline constexpr int cuda_library_abi = 9;  // raise it when Backend, DeviceQueue, their structs or these change
+inline constexpr int cuda_library_abi = 10;  // raise it when Backend, DeviceQueue, their structs or these change
 inline constexpr const char* cuda_library_symbol = "infinilm_cuda_library";
 // In its place where a compiler failed: why, as a text (cuda/optional.py).
 inline constexpr const char* cuda_left_out_symbol = "infinilm_cuda_left_out";

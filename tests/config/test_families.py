@@ -480,6 +480,7 @@ def test_build_spec_fills_every_field():
     assert written == {
         "dtype": "bfloat16",
         "quantization": "none",
+        "fp8_inputs": False,
         "norm": "rms",
         "norm_weights": True,
         "stream_norms": "none",

@@ -35,12 +35,14 @@ BACKEND = (
     ROOT / "src/ops/args.cpp",
     ROOT / "src/ops/backend_defaults.cpp",
 )
-# Linears of every weight format: one refers to the others.
+# Linears of every weight format: one refers to the others; and what rounds their inputs.
 LINEARS = tuple(
-    ROOT / f"cuda/linear/linear_{name}.cu"
+    ROOT / f"cuda/linear/{name}.cu"
     for name in (
-        *("decode", "prefill", "sm90", "sm90_quantised", "split_sm90", "grouped_sm90"),
-        *("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4", "half_minima", "k_quants"),
+        *("linear_decode", "linear_prefill", "linear_sm90", "linear_sm90_quantised", "linear_split_sm90"),
+        *("linear_grouped_sm90", "linear_int8", "linear_int4", "linear_fp8", "linear_int4_zeros", "linear_int8_groups"),
+        *("linear_fp8_blocks", "linear_fp8_pairs", "linear_fp4", "linear_half_minima", "linear_k_quants"),
+        "round_inputs",
     )
 )
 ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"  # the cases run on the GPU of this machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from device_cases import assert_close, make_model, open_llm, prompts
 from emulation import ROOT, Array, Gpu
-from goldens import golden
+from goldens import golden, rounding_error
+from quantised import from_8_bits, to_8_bits
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -21,13 +23,15 @@ from gguf_files.families import FAMILIES, convert_family
 from gguf_files.writer import File, Stored, quantise as to_type
 from quantised_files import writers
 from quantised_files.conversion import quantise, resized, write_plain
+from quantised_files.writers import ct_fp8, fp8_block
 from rank_cases import FakeNccl
 
-from infinilm import _core
+from infinilm import AutoConfig, HookRegistry, _core
 from infinilm.checkpoint.native import CUDA_BLOCKS, type_on
 from infinilm.cli.describe import describe_plan, plan_lines
+from infinilm.config.spec import build_spec
 from infinilm.engine.hooks import ModelSites
-from infinilm.errors import WeightError
+from infinilm.errors import ConfigError, DeviceError, WeightError
 from infinilm.planning.memory import plan_headers
 
 VOCAB_SIZE = 131
@@ -180,7 +184,7 @@ def _check(
     rounding: of weights, relative, that come back from the device.
     """
     (prompt,) = prompts(VOCAB_SIZE, tokens)
-    settings: dict[str, Any] = {"dtype": dtype, "tensor_parallel_size": tp_size}
+    settings: dict[str, Any] = {"dtype": dtype, "tensor_parallel_size": tp_size, "activations": "dtype"}
     ranks = FakeNccl(nccl) if tp_size > 1 else None
     with open_llm(stored, **settings) as llm, open_llm(exact, device="cpu", dtype="float32") as cpu:
         got = llm.forward(prompt)
@@ -217,6 +221,97 @@ def _check(
         ranks.check()
     size, numbers = plan.memory.weight_bytes * tp_size, _core.weight_bytes(plan.shares[0].cache.spec, dtype) * tp_size
     assert (size < 0.85 * numbers) == native, (size, numbers)
+
+
+def _round_as_fp8(folder: Path, prompt: list[int], tp_size: int, group: int) -> Array:
+    """Logits of a model in float32 on a CPU whose linears read rows of FP8, each rank's part with a scale of its own.
+
+    group: columns that have one; 0: all of them.
+    """
+
+    def rounding(parts: int) -> Any:
+        def hook(_: str, tensor: Any, __: int) -> Array:
+            x = np.array(tensor.numpy())
+            rows = x.reshape(-1, group) if group else x.reshape(len(x) * parts, -1)
+            return from_8_bits(*to_8_bits(rows, "fp8"), "fp8").reshape(x.shape)
+
+        return hook
+
+    registry = HookRegistry()
+    for pattern, parts in (("*_layernorm", 1), ("*_attention", tp_size), ("*_activation", tp_size)):
+        registry.register_hook(pattern, rounding(parts))
+    with open_llm(folder, device="cpu", dtype="float32", hooks=registry) as cpu:
+        return cpu.forward(prompt)
+
+
+def fp8_inputs(_: Gpu, name: str, folder: str, blocks: bool, dtype: str, tp_size: int, nccl: str) -> None:
+    """Inputs are rounded as the checkpoint asks: near a CPU that rounds them, and with the same bits in every batch."""
+    wide = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128} if "moe" in name else {}
+    own = {"head_dim": 64, **wide} if blocks else {}  # so that ranks cut between blocks
+    source = make_model(name, Path(folder), **(SIZES | FAMILY_SIZES.get(name, {}) | own))
+    capability = os.environ.get("INFINILM_EMULATOR_CC")
+    stored = Path(folder) / f"{name}-fp8-inputs-{blocks}-{dtype}-{tp_size}-{capability}"
+    form = fp8_block((128, 128), "F32") if blocks else ct_fp8("channel")
+    exact = write_plain(source, stored.with_name(f"{stored.name}-plain"), quantise(source, stored, form))
+    scales = "fp8 per 128 of a token" if blocks else "fp8 per token"
+    (prompt,) = prompts(VOCAB_SIZE, 75)
+    settings: dict[str, Any] = {"dtype": dtype, "tensor_parallel_size": tp_size}
+    ranks = FakeNccl(nccl) if tp_size > 1 else None
+    with open_llm(stored, **settings) as llm, open_llm(exact, device="cpu", dtype="float32") as cpu:
+        assert llm._plan.fp8_inputs
+        got, want = llm.forward(prompt), cpu.forward(prompt)
+        few, one = llm.forward(prompt[:5]), llm.forward(prompt[:1])
+        apart = [llm.generate([text], temperature=0, max_tokens=4, ignore_eos=True) for text in (prompt, prompt[:9])]
+        beside = llm.generate([prompt, prompt[:9]], temperature=0, max_tokens=4, ignore_eos=True)
+        names = ModelSites(llm._plan.shares[0].cache.spec).select("*")
+        llm._engine.set_hooks(lambda name, layer, tensor, rank: None, names)
+        hooked = llm.forward(prompt[:5])
+        llm._engine.set_hooks(None, [])
+    assert got[:5].tobytes() == few.tobytes() == hooked.tobytes() and got[:1].tobytes() == one.tobytes()
+    tokens = [[list(o.outputs[0].token_ids) for o in outputs] for outputs in ([*apart[0], *apart[1]], beside)]
+    assert tokens[0] == tokens[1]
+    # What is drawn for FP8 moves these logits little: by less than the rounding of 16 bits here, but not by nothing.
+    assert_close(got, want, llm, 8)
+    with open_llm(stored, activations="dtype", **settings) as plain:
+        assert plain.forward(prompt).tobytes() != got.tobytes()
+    if not llm.config.num_experts:  # whose inputs no hook sees
+        assert_close(got, _round_as_fp8(exact, prompt, tp_size, 128 * blocks), llm, 8)
+    plan = plan_headers(stored, {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
+    told = plan_lines(describe_plan(plan))[0]
+    assert f"used as they are (inputs of linears rounded to {scales}; the format asks for {scales})" in told, told
+    plain = plan_headers(stored, {"device": "cuda", "kv_cache": "1MiB", "activations": "dtype", **settings})
+    told = plan_lines(describe_plan(plain))[0]
+    assert f"(inputs of linears not rounded; the format asks for {scales})" in told, told
+    assert plan.memory.workspace_bytes >= plain.memory.workspace_bytes
+    if ranks:
+        ranks.check()
+
+
+def fp8_inputs_of_fp8_weights(_: Gpu, folder: str) -> None:
+    """Where weights are rounded as they are loaded, their inputs are only by `activations`."""
+    source = make_model("llama", Path(folder), **SIZES)
+    (prompt,) = prompts(VOCAB_SIZE, 40)
+    got = {}
+    for activations in ("auto", "dtype", "fp8"):
+        with open_llm(source, quantization="fp8", activations=activations) as llm:
+            got[activations] = llm.forward(prompt)
+    assert got["auto"].tobytes() == got["dtype"].tobytes()
+    assert 2.0**-8 < rounding_error(got["fp8"], got["dtype"], 0) < 0.2
+
+
+def no_fp8_inputs(_: Gpu, folder: str) -> None:
+    """A device without tensor cores for FP8: what is asked for is refused, a checkpoint's wish is told."""
+    source = make_model("llama", Path(folder), **SIZES)
+    stored = Path(folder) / "llama-fp8-old"
+    quantise(source, stored, ct_fp8("channel"))
+    settings = {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB"}
+    told = plan_lines(describe_plan(plan_headers(stored, settings)))[0]
+    assert "(inputs of linears not rounded; the format asks for fp8 per token)" in told
+    with pytest.raises(ConfigError, match=r"cuda has no tensor cores for FP8, .* 8\.9; leave it out"):
+        plan_headers(stored, {**settings, "activations": "fp8"})
+    with pytest.raises(DeviceError, match=r"compute capability 8\.0; inputs of 8 bits need 8\.9 or later"):
+        _core.InferEngine(build_spec(AutoConfig.from_pretrained(source), dtype="bfloat16", max_model_len=32,
+                                     fp8_inputs=True), "cuda")  # fmt: skip
 
 
 def beyond_float16(_: Gpu, folder: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from emulation import ROOT, Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
 from packing import ORDERS, SPLITS, pack as pack_numbers, split_workspace
-from quantised import FORMATS, GROUP, blocks, dequantise, pack, quantise
+from quantised import FORMATS, GROUP, blocks, dequantise, from_8_bits, pack, quantise, to_8_bits
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -22,7 +22,9 @@ from infinilm.checkpoint.gguf import scaled_nvfp4
 
 KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_quantised_api.cu
 MAX_DECODE_TOKENS, MAX_NORM_TOKENS = 64, 8
-SPLIT_FORMATS = ("int8", "fp8")
+SPLIT_FORMATS = ("int8", "fp8", "fp8_pairs", "fp8_block_pairs")
+MAX_SPLIT_TOKENS = {"fp8_block_pairs": 64}
+FAMILIES = (("prefill", "decode"), ("sm90", "split"))  # kernels of an instruction each, where inputs are rounded
 EPS = 1e-5
 F64 = np.float64
 
@@ -51,30 +53,39 @@ class Linear:
         # Columns and rows of different sizes, so that a scale of another place shows.
         sizes = 2.0 ** np.random.default_rng(self.seed).integers(-3, 4, (self.n, -(-self.k // 32)))
         floats = normal(self.seed + 1, self.n, self.k) * np.repeat(sizes, 32, 1)[:, : self.k].astype(np.float32)
-        stored = quantise(floats, self.name)
-        self.weight = dequantise(stored, self.name)
+        stored_as = {"fp8_pairs": "fp8", "fp8_block_pairs": "fp8_blocks"}.get(self.name, self.name)
+        stored = quantise(floats, stored_as, 128 * (self.name == "fp8_block_pairs"))
+        self.weight = dequantise(stored, stored_as)
         if self.name in GROUP:  # products with scales of groups are rounded; scales of rows meet sums
             rows = stored.rows.astype(F64)[:, None]
             rounded = decode(encode((self.weight / rows).astype(np.float32), self.kind), self.kind)
             self.weight = rounded.astype(F64) * rows
-        self.packed = pack(stored, self.name, self.order, self.head_dim, self.kind)
+        self.packed = pack(stored, stored_as, self.order, self.head_dim, self.kind)
         self.width = self.n // 2 if self.order == "gate_up" else self.n
         self.out_kind = "f32" if self.out_float32 else self.kind
         self.biases = normal(self.seed + 2, self.n) if self.bias else None
         self.norm_weight = 1 + normal(self.seed + 4, self.k) / 4 if self.norm else None
         self.residuals = encode(normal(self.seed + 3, self.tokens, self.width), self.kind) if self.residual else None
 
+    @property
+    def rounds(self) -> bool:
+        """Whether what it reads is rounded to FP8."""
+        return self.name.endswith("_pairs")
+
     def run(self, gpu: Gpu, kernel: str, first: int = 0, tokens: int | None = None, *, splits: int = 1) -> Array:
         """Rows [first, first + tokens) of out, as stored; they are all that is in the call."""
         rows = slice(first, first + (self.tokens if tokens is None else tokens))
         x = of(gpu, self.x[rows], self.kind, self.pad)
+        inputs, stride = x.pointer, x.stride
+        if self.rounds:
+            inputs, stride = rounded(gpu, x, self.kind, *self.x[rows].shape, self.name == "fp8_block_pairs", self.pad)
         residual = None
         if self.residuals is not None:
             residual = of(gpu, self.residuals[rows], self.kind, 2 * self.pad)
         shape = (len(self.x[rows]), self.width)
         out = residual if residual and self.residual == "in_place" else Frame(gpu, self.out_kind, shape, 3 * self.pad)
         gpu.call(
-            "run_quantised", KERNELS.index(kernel), x.pointer, ctypes.c_int64(x.stride), shape[0],
+            "run_quantised", KERNELS.index(kernel), inputs, ctypes.c_int64(stride), shape[0],
             gpu.upload(self.packed), None if self.biases is None else gpu.upload(self.biases), self.n, self.k,
             KINDS.index(self.kind), ORDERS.index(self.order), self.head_dim, FORMATS.index(self.name),
             None if self.norm_weight is None else gpu.upload(self.norm_weight), ctypes.c_float(EPS),
@@ -89,6 +100,8 @@ class Linear:
     def check(self, got: Array) -> None:
         """Near the float64 result. A sum is of float32 products with scales: a few roundings more than its terms."""
         x = decode(self.x, self.kind).astype(F64)
+        if self.rounds:
+            x = round_to_fp8(x, self.name == "fp8_block_pairs").astype(F64)
         unit, slack = UNIT[self.kind], 0.0
         if self.norm_weight is not None:
             x = x / np.sqrt((x * x).mean(1, keepdims=True) + EPS) * self.norm_weight
@@ -108,6 +121,60 @@ class Linear:
         assert_close(got, y, self.out_kind, self.k, size, slack * (1 + unit))
 
 
+def rounded(gpu: Gpu, x: Frame, kind: str, tokens: int, k: int, box_scales: bool, pad: int) -> tuple[Any, int]:
+    """Rows of 8 bits of x, and the numbers of 16 bits between them."""
+    stride = gpu.lib.rounded_bytes(k, int(box_scales)) // 2 + pad
+    out = gpu.upload(np.full((tokens, stride), 0xFFFF, np.uint16))
+    gpu.call(
+        "round_rows", x.pointer, ctypes.c_int64(x.stride), tokens, k, KINDS.index(kind), int(box_scales), out,
+        ctypes.c_int64(stride),
+    )  # fmt: skip
+    return out, stride
+
+
+def in_groups(x: Array, box_scales: bool) -> Array:
+    """Rows [tokens, k] as [tokens, groups, columns], zeros behind k: what has a scale each."""
+    width = 128 if box_scales else x.shape[1]
+    return np.pad(x, ((0, 0), (0, -x.shape[1] % width))).reshape(len(x), -1, width)
+
+
+def round_to_fp8(x: Array, box_scales: bool) -> Array:
+    """Rows [tokens, k] as linears have them whose inputs are rounded."""
+    groups = in_groups(x, box_scales)
+    return np.asarray(from_8_bits(*to_8_bits(groups, "fp8"), "fp8").reshape(len(x), -1)[:, : x.shape[1]])
+
+
+def rounded_rows(gpu: Gpu, tokens: int, k: int, kind: str, box_scales: bool, in_place: bool) -> None:
+    """Bytes and scales of rows are those of the rules in numpy, also of rows that are zero, large, or not finite."""
+    values = normal(3, tokens, k) * 2.0 ** np.random.default_rng(4).integers(-20, 12, (tokens, 1))
+    values = values.astype(np.float32)
+    values[0] = 0
+    values[1 % tokens, k // 2], values[2 % tokens, k - 1] = np.inf, np.nan
+    x = encode(values, kind)
+    floats = decode(x, kind)
+    codes, scales = to_8_bits(in_groups(floats, box_scales), "fp8")
+    steps = -(-k // 32)
+    row_bytes = gpu.lib.rounded_bytes(k, int(box_scales))
+    stride = max(row_bytes // 2, k) + 8
+    memory = np.zeros((tokens, stride), np.uint16)
+    memory[:, :k] = x
+    given = gpu.upload(memory)
+    to = given if in_place else gpu.upload(np.full((tokens, stride), 0xFFFF, np.uint16))
+    of_stride = ctypes.c_int64(stride)
+    gpu.call("round_rows", given, of_stride, tokens, k, KINDS.index(kind), int(box_scales), to, of_stride)
+    got = gpu.download(to).view(np.uint8)
+    padded = np.zeros((tokens, steps * 32), np.uint8)
+    padded[:, :k] = codes.reshape(tokens, -1)[:, :k]
+    order = np.arange(16).reshape(2, 4, 2).transpose(1, 2, 0).reshape(16)  # 0, 8, 1, 9, 2, ..
+    expected = padded.reshape(tokens, -1, 16)[:, :, order].reshape(tokens, -1)
+    finite = np.isfinite(in_groups(floats, box_scales)).all(-1)  # [tokens, groups]
+    whole = finite.all(1)
+    np.testing.assert_array_equal(got[whole, : steps * 32], expected[whole])
+    got_scales = got[:, steps * 32 : steps * 32 + 4 * scales.shape[1]].copy().view(np.float32)
+    np.testing.assert_array_equal(got_scales, np.where(finite, scales, np.nan))
+    gpu.close()
+
+
 def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
     """Outputs are right, and nothing but them is written."""
     for shape in shapes:
@@ -120,14 +187,25 @@ def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
 def same_bits(gpu: Gpu, shape: dict[str, Any], parts: list[tuple[int, int]]) -> None:
     """A row has the same bits from each kernel, whatever other rows are in the call or share its tile."""
     linear = Linear(**shape)
-    whole = linear.run(gpu, "prefill")
-    assert_bitwise(linear.run(gpu, "sm90"), whole)
-    assert_bitwise(linear.run(gpu, "sm90", splits=2), whole)
-    for splits in SPLITS:
-        assert_bitwise(linear.run(gpu, "prefill", splits=splits), whole)
+    for kernels in FAMILIES if linear.rounds else (KERNELS,):
+        _same_bits_of(gpu, linear, parts, kernels)
+
+
+def _same_bits_of(gpu: Gpu, linear: Linear, parts: list[tuple[int, int]], kernels: tuple[str, ...]) -> None:
+    whole = linear.run(gpu, kernels[0])
+    if "sm90" in kernels:
+        assert_bitwise(linear.run(gpu, "sm90"), whole)
+        assert_bitwise(linear.run(gpu, "sm90", splits=2), whole)
+    if "prefill" in kernels:
+        for splits in SPLITS:
+            assert_bitwise(linear.run(gpu, "prefill", splits=splits), whole)
     for first, tokens in parts:
-        for kernel in KERNELS:
-            takes = {"decode": tokens <= MAX_DECODE_TOKENS, "split": linear.name in SPLIT_FORMATS}
+        for kernel in kernels:
+            most = MAX_SPLIT_TOKENS.get(linear.name, 128) if linear.rounds else tokens
+            takes = {
+                "decode": tokens <= MAX_DECODE_TOKENS,
+                "split": linear.name in SPLIT_FORMATS and tokens <= most,
+            }
             if takes.get(kernel, True):
                 assert_bitwise(linear.run(gpu, kernel, first, tokens), whole[first : first + tokens])
 

@@ -11,7 +11,7 @@ from packing import feature_of_row
 
 # The numbers of WeightFormat.
 FORMATS = ("", "int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4", "q4_k", "q5_k", "q6_k")
-FORMATS += ("q2_k", "q4_1", "q5_1", "nvfp4", "q3_k")
+FORMATS += ("q2_k", "q4_1", "q5_1", "nvfp4", "q3_k", "fp8_pairs", "fp8_block_pairs")
 SMALLEST = np.float32(2.0**-119)
 FOUR_BITS = ("int4", "int4_zeros", "fp4")
 UNIT_COLUMNS = {name: 64 if name in FOUR_BITS else 32 for name in FORMATS}
@@ -73,8 +73,11 @@ def from_8_bits(numbers: NDArray[np.uint8], scales: Array, name: str) -> NDArray
     return np.asarray(values * scales[..., None], np.float32)
 
 
-def quantise(weight: Array, name: str) -> Quantised:
-    """Float32 [n, k], by the rules of quantise.h; or by simple ones where files are what quantises."""
+def quantise(weight: Array, name: str, columns: int = 0) -> Quantised:
+    """Float32 [n, k], by the rules of quantise.h; or by simple ones where files are what quantises.
+
+    columns: that share a scale of fp8_blocks, where these are more than a group.
+    """
     n, k = weight.shape
     if name in ("int8", "fp8"):
         largest = np.abs(weight).max(1, keepdims=True).astype(np.float32)
@@ -82,7 +85,8 @@ def quantise(weight: Array, name: str) -> Quantised:
         scaled = weight * _inverse(scale)
         numbers = np.clip(np.rint(scaled), -127, 127).astype(np.int8) if name == "int8" else to_e4m3(scaled)
         return Quantised(numbers, scale, scale[:, 0])
-    parts = np.pad(weight, ((0, 0), (0, -k % GROUP[name]))).reshape(n, -1, GROUP[name])
+    width = columns or GROUP[name]
+    parts = np.pad(weight, ((0, 0), (0, -k % width))).reshape(n, -1, width)
     ones = np.ones(n, np.float32)
     largest = np.take_along_axis(parts, np.abs(parts).argmax(-1)[..., None], -1)
     if name == "int4":
@@ -112,7 +116,8 @@ def quantise(weight: Array, name: str) -> Quantised:
         eight = np.maximum.reduceat(np.abs(largest), np.arange(0, n, 8), axis=0)
         scale = np.repeat(eight / np.float32(448), 8, axis=0)[:n]
         numbers = to_e4m3(parts * _inverse(scale))
-    return Quantised(numbers.reshape(n, -1)[:, :k], scale[..., 0], ones)
+    scales = np.repeat(scale[..., 0], width // GROUP[name], axis=1)[:, : -(-k // GROUP[name])]
+    return Quantised(numbers.reshape(n, -1)[:, :k], scales, ones)
 
 
 def dequantise(q: Quantised, name: str) -> NDArray[np.float64]:

@@ -56,6 +56,39 @@ def test_safetensors(
 
 
 @pytest.mark.parametrize(
+    ("name", "blocks", "dtype", "tp_size", "capability"),
+    [
+        ("llama", False, "bfloat16", 1, "90"),
+        ("llama", True, "bfloat16", 1, "90"),
+        ("llama", False, "float16", 2, "89"),
+        ("llama", True, "bfloat16", 2, "120"),
+        ("qwen2-moe", False, "bfloat16", 1, "89"),
+        ("qwen2-moe", False, "bfloat16", 2, "90"),
+        ("qwen2-moe", True, "bfloat16", 1, "89"),
+        ("qwen2-moe", True, "float16", 1, "90"),
+    ],
+)
+def test_fp8_inputs(
+    simulate: Run, models: str, fake_nccl: str, name: str, blocks: bool, dtype: str, tp_size: int, capability: str
+) -> None:
+    settings = {"INFINILM_EMULATOR_CC": capability, **(RANKS if tp_size > 1 else {})}
+    where = {"folder": models, "nccl": fake_nccl, "settings": settings}
+    outcome = simulate("formats_cases:fp8_inputs", name=name, blocks=blocks, dtype=dtype, tp_size=tp_size, **where)
+    assert outcome.ok, outcome.text
+
+
+def test_fp8_inputs_of_fp8_weights(simulate: Run, models: str) -> None:
+    outcome = simulate("formats_cases:fp8_inputs_of_fp8_weights", folder=models)
+    assert outcome.ok, outcome.text
+
+
+def test_fp8_inputs_without_such_tensor_cores(simulate: Run, models: str) -> None:
+    settings = {"INFINILM_EMULATOR_CC": "80"}
+    outcome = simulate("formats_cases:no_fp8_inputs", folder=models, settings=settings)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
     ("name", "type_name", "embedding", "dtype", "tp_size"),
     [
         ("llama", "Q4_0", "Q8_0", "bfloat16", 2),

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 SOURCES = [*LINEARS, ROOT / "cuda/rows/rowwise.cu", ROOT / "cuda/linear/pack.cu", "linear_quantised_api.cu"]
 KERNELS = ("prefill", "sm90", "split", "decode")
-FORMATS = ("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4")
+STORED = ("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4")
+FORMATS = (*STORED, "fp8_pairs", "fp8_block_pairs")  # fp8 beside inputs that are rounded to it
 
 few = settings(
     max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
@@ -58,10 +59,22 @@ def test_values(
     _check(emulate, "values", schedule=schedule, settings=where, kernel=kernel, shapes=shapes)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", STORED)
 def test_norm_prologue(emulate: Run, name: str) -> None:
     shape = {"name": name, "seed": 1, "tokens": 7, "n": 40, "k": 392, "norm": True, "bias": True}
     _check(emulate, "values", kernel="decode", shapes=[shape, {**shape, "kind": "f16", "tokens": 1, "k": 1096}])
+
+
+@pytest.mark.parametrize(("box_scales", "in_place"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(("tokens", "k", "kind"), [(5, 1288, "bf16"), (3, 24, "f16"), (1, 16384, "bf16")])
+def test_rounded_inputs(emulate: Run, tokens: int, k: int, kind: str, box_scales: bool, in_place: bool) -> None:
+    _check(emulate, "rounded_rows", tokens=tokens, k=k, kind=kind, box_scales=box_scales, in_place=in_place)
+
+
+@pytest.mark.parametrize("box_scales", (False, True))
+def test_rounded_inputs_that_are_read_again(emulate: Run, box_scales: bool) -> None:
+    """Longer rows than a block holds."""
+    _check(emulate, "rounded_rows", tokens=3, k=33000, kind="bf16", box_scales=box_scales, in_place=False)
 
 
 @pytest.mark.parametrize(("name", "output"), covering(FORMATS, [("natural", "bf16"), ("gate_up", "f16")]))

@@ -13,6 +13,7 @@ import pytest
 TOOLS = Path(__file__).parents[2] / "tools"
 FENCE, SUMS_ARE_THERE, ONE_LEFT = "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "WARPGROUP.DEPBAR.LE gsb0, 0x1"
 # Products of rows in R96 to R99, or in R92 to R95, to sums in R24 to R55; each ends a group.
+QGMMA = "QGMMA.64x64x32.F32.E4M3.E4M3 R24, R96, gdesc[UR4], R24, gsb0"
 ROWS_96, ROWS_92 = (f"HGMMA.64x64x16.F32.BF16 R24, R{r}, gdesc[UR4], R24, gsb0" for r in (96, 92))
 WAIT, LOAD, STORE = "ACQBULK", "LDG.E.128.CONSTANT R4, [R2.64]", "STG.E.128 [R2.64], R4"
 
@@ -93,6 +94,8 @@ def test_rules(kernel_resources: ModuleType, kernel: str, arch: str, code: list[
         ([FENCE, ROWS_96, "MOV R92, R2", FENCE, ROWS_92, ONE_LEFT, "MOV R96, R2", SUMS_ARE_THERE, "MOV R24, R2"], ""),
         ([FENCE, ROWS_96.replace(", gsb0", ""), ROWS_92, SUMS_ARE_THERE, "FADD R3, R24, R25"], ""),
         ([FENCE, "HGMMA.64x64x16.F32 R24, gdesc[UR4], R24, gsb0", "MOV R96, R2", SUMS_ARE_THERE], ""),
+        ([FENCE, QGMMA, "FADD R3, R55, R4", SUMS_ARE_THERE], "FADD at 0x20 does not wait for QGMMA"),
+        ([FENCE, QGMMA, SUMS_ARE_THERE, "FADD R3, R55, R4"], ""),
         # A is written, or sums are written or read, before the wait.
         ([FENCE, ROWS_96, "MOV R99, R2", SUMS_ARE_THERE], "MOV at 0x20 does not wait for"),
         ([FENCE, ROWS_96, "LDS.128 R92, [R2]", "LDS.64 R98, [R2]", SUMS_ARE_THERE], "LDS.64 at 0x30 does not wait"),

@@ -292,6 +292,26 @@ class QuantisedCheckpoint(Checkpoint):
         """The formats to which the schemes of this checkpoint round the inputs of linears."""
         return tuple(sorted({w.scheme.inputs for w in self._weights.values() if w.scheme.inputs}))
 
+    def takes_fp8_inputs(self) -> bool:
+        """Whether GPUs have kernels for some weights beside inputs of FP8.
+
+        They have for FP8 with scales of outputs, of tensors, or of blocks of 128 inputs.
+        """
+        return bool(self._fp8_schemes())
+
+    def asks_for_fp8_inputs(self) -> bool:
+        """Whether the schemes of all such weights round their inputs to FP8; see `rounded_inputs`."""
+        schemes = self._fp8_schemes()
+        return bool(schemes) and all(scheme.inputs.startswith("fp8") for scheme in schemes)
+
+    def inputs_on_gpus(self, native_types: Sequence[str]) -> set[str]:
+        """To what kernels of GPUs round the inputs of the weights of these schemes, where that is wanted."""
+        return {s.inputs_on_gpus() for s in self._fp8_schemes() if str(s) in native_types}
+
+    def _fp8_schemes(self) -> list[Scheme]:
+        schemes = {w.scheme for w in self._weights.values()}
+        return [s for s in schemes if s.inputs_on_gpus()]
+
     def is_zero_bias(self, name: str) -> bool:
         """True if a tensor is a bias of zeros of a quantised linear, which some tools write where a model has none."""
         weight = name.removesuffix(".bias") + ".weight"

@@ -67,6 +67,12 @@ class Scheme:
     reordered: bool = False
     inputs: str = ""
 
+    def inputs_on_gpus(self) -> str:
+        """To what kernels of GPUs round the inputs of such weights, where that is wanted; "": they do not."""
+        if self.kind != "fp8" or self.group_size or (self.block and self.block[1] != 128):
+            return ""
+        return "fp8 per 128 of a token" if self.block else "fp8 per token"
+
     def __str__(self) -> str:
         """Return a short name such as "gptq int4 g128"."""
         parts = [self.method] if self.method == self.kind else [self.method, self.kind]

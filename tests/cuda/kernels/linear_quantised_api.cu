@@ -47,6 +47,13 @@ int embed_quantised(const int* ids, const void* table, int n, int k, int type, i
     return embedding({ids, 0, false, packed(table, n, k, type, 0, 0, format), out, out_stride, num_tokens, 1.0f},
                      nullptr);
 }
+// Rows of 8 bits, of rounded_bytes(k) bytes each, for weights of the formats fp8_pairs and fp8_block_pairs.
+int64_t rounded_bytes(int k, int box_scales) { return rounded_row_bytes(k, box_scales != 0); }
+int round_rows(const void* x, int64_t x_stride, int num_rows, int k, int type, int box_scales, void* out,
+               int64_t out_stride) {
+    return round_inputs({x, x_stride, out, out_stride, num_rows, k, box_scales != 0, static_cast<Element>(type)},
+                        nullptr);
+}
 // kernel: 0 linear_prefill, 1 linear_sm90, 2 linear_split_sm90, 3 linear_decode.
 int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, const void* data, const float* bias,
                   int n, int k, int type, int order, int head_dim, int format, const float* norm_weight, float eps,
@@ -54,7 +61,12 @@ int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, c
                   void* workspace, int splits, int gate_in_out) {
     LinearArgs args;
     args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
-    args.weight = packed(data, n, k, type, order, head_dim, format);
+    const auto asked = static_cast<WeightFormat>(format);
+    const WeightFormat stored = asked == WeightFormat::fp8_pairs         ? WeightFormat::fp8
+                                : asked == WeightFormat::fp8_block_pairs ? WeightFormat::fp8_blocks
+                                                                         : asked;
+    args.weight = packed(data, n, k, type, order, head_dim, static_cast<int>(stored));
+    if (asked != stored) args.weight = as_pairs(args.weight);
     args.weight.bias = bias;
     args.norm_weight = norm_weight, args.norm_eps = eps;
     args.residual = residual, args.residual_stride = residual_stride;
