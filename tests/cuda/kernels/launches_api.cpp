@@ -24,18 +24,20 @@ namespace {
 constexpr Element types[] = {Element::f32, Element::bf16, Element::f16};
 constexpr int hidden = 16384, many = 4096;
 
-// What weights of a type are stored as: numbers, what quantisation at load time makes, and what files have.
-std::set<WeightFormat> formats_of(Element type) {
+// What weights of a type are to kernels: numbers, what quantisation at load time makes, what files have, and FP8 beside
+// inputs of FP8, where a device has tensor cores for that.
+std::set<WeightFormat> formats_of(Element type, bool multiplies_fp8) {
     if (type == Element::f32) return {WeightFormat::as_type};
     std::set<WeightFormat> formats{WeightFormat::as_type, WeightFormat::int8, WeightFormat::int4, WeightFormat::fp8};
     for (const BlockType& blocks : block_types) formats.insert(blocks.format);
+    if (multiplies_fp8) formats.insert({WeightFormat::fp8_pairs, WeightFormat::fp8_block_pairs});
     return formats;
 }
 
 // Everything is in `at`, memory of the device; what is refused is written down.
 struct Launches {
     uint8_t* at = nullptr;
-    bool is_hopper = false;
+    bool is_hopper = false, multiplies_fp8 = false;
     int num_sms = 0;
     std::string refused;
 
@@ -48,7 +50,17 @@ struct Launches {
     }
 
     PackedWeight weight(Element type, WeightFormat format, int n, int k, RowOrder order = RowOrder::natural) const {
-        return {at, as<float>(), n, k, type, order, order == RowOrder::rope_pairs ? 128 : 0, format};
+        const bool is_block = format == WeightFormat::fp8_block_pairs;
+        const WeightFormat stored = is_block ? WeightFormat::fp8_blocks : WeightFormat::fp8;
+        const PackedWeight made{at,
+                                as<float>(),
+                                n,
+                                k,
+                                type,
+                                order,
+                                order == RowOrder::rope_pairs ? 128 : 0,
+                                rounds_inputs(format) ? stored : format};
+        return rounds_inputs(format) ? as_pairs(made) : made;
     }
     RopeStoreArgs rope(int head_dim) const {
         return {as<float>(), as<float>(), as<float>(),   as<float>(), as<float>(), as<int64_t>(), at,       at, nullptr,
@@ -102,7 +114,7 @@ struct Launches {
     }
     void linears() {
         for (Element type : types)
-            for (WeightFormat format : formats_of(type))
+            for (WeightFormat format : formats_of(type, multiplies_fp8))
                 for (int n : {128, 2048, 6144, hidden}) {
                     for (int tokens :
                          {1, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 97, 128, 129, 150, 176, 192, 300, 512, 2048})
@@ -262,6 +274,9 @@ struct Launches {
                                 hidden, hidden, many, most_streams, hidden, corrects, 1e-6f, type},
                                nullptr),
                    "mix_streams");
+        for (bool box_scales : {false, true})
+            if (type != Element::f32)
+                expect(round_inputs({at, hidden, at, hidden, many, hidden, box_scales, type}, nullptr), "round_inputs");
         expect(gather_rows({at, as<int>(), at, hidden, hidden, many, hidden, type}, nullptr), "gather_rows");
         expect(sum_parts({at, at, 8, int64_t{many} * hidden, type}, nullptr), "sum_parts");
         for (Element to : types) expect(convert({at, type, at, to, many}, nullptr), "convert");
@@ -335,12 +350,14 @@ struct Launches {
 extern "C" const char* launch_all() {
     static Launches launches;
     launches.refused.clear();
-    int device = 0, major = 0;
+    int device = 0;
+    cudaDeviceProp properties{};
     void* memory = nullptr;
     cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&launches.num_sms, cudaDevAttrMultiProcessorCount, device);
-    launches.is_hopper = major == 9;
+    cudaGetDeviceProperties(&properties, device);
+    launches.num_sms = properties.multiProcessorCount;
+    launches.is_hopper = properties.major == 9;
+    launches.multiplies_fp8 = properties.major > 8 || properties.minor >= 9;
     if (cudaMalloc(&memory, 1 << 12) != cudaSuccess) return "no memory\n";
     launches.at = static_cast<uint8_t*>(memory);
     launches.all();
