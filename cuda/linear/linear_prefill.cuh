@@ -308,8 +308,18 @@ __device__ __forceinline__ bool join_parts(const LinearArgs& args, const Prefill
     return true;
 }
 
+// Blocks that an SM is to hold, by their registers. ptxas for sm_90 widens e4m3 to multiply it, for which those of two
+// blocks do not suffice; there only the PTX is used, by newer GPUs that the build has no machine code for.
+template <class F, int kTokens>
+constexpr int prefill_blocks() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+    if (F::kRoundedInputs) return 1;
+#endif
+    return kTokens == 64 && F::kScales == 0 ? 2 : 1;
+}
+
 template <class T, class F, int kTokens>
-__global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales == 0 ? 2 : 1)
+__global__ void __launch_bounds__(kPrefillThreads, prefill_blocks<F, kTokens>())
     linear_prefill_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ PrefillGrid grid) {
     grid_dependency_wait();
     using Shape = TileShape<F, kTokens>;

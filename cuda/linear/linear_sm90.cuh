@@ -412,7 +412,8 @@ cudaError_t linear_sm90_as(const LinearArgs& args, const HopperPlan& plan, cudaS
     constexpr bool kIsAsType = std::is_same_v<F, AsType>;
     auto run_type = [&](auto t) {
         using T = decltype(t);
-        if (plan.tokens == 128) return launch_sm90<T, F, 128, false>(args, plan, stream);
+        if constexpr (!F::kBoxScales)
+            if (plan.tokens == 128) return launch_sm90<T, F, 128, false>(args, plan, stream);
         if constexpr (kIsAsType || F::kRoundedInputs)
             if (plan.tokens == 32) return launch_sm90<T, F, 32, true>(args, plan, stream);
         if constexpr (kIsAsType) {

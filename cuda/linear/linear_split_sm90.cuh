@@ -162,7 +162,7 @@ cudaError_t linear_split_sm90_as(const LinearArgs& args, cudaStream_t stream) {
         if constexpr (F::kUnitSteps == 1)  // of others these are linear_decode's (linear_choice.h)
             if (args.num_tokens <= 32) return launch_split<T, F, 32>(args, bits, stream);
         if (args.num_tokens <= 64) return launch_split<T, F, 64>(args, bits, stream);
-        if constexpr (F::kBoxScales)
+        if constexpr (F::kRoundedInputs)
             return cudaErrorInvalidValue;  // most_split_tokens: there are no registers for more
         else
             return launch_split<T, F, 128>(args, bits, stream);

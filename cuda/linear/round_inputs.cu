@@ -89,27 +89,27 @@ __global__ void __launch_bounds__(kRoundThreads) round_inputs_kernel(RoundInputs
                 if (group % 8 == 0 && group < groups) scales[group / 8] = rounding.scale;
             });
         }
-        return;
-    }
-    for (int begin = 0; begin < groups; begin += kChunk) {
-        for_groups(begin, load);
-        for_groups(begin, see);
-    }
+    } else {
+        for (int begin = 0; begin < groups; begin += kChunk) {
+            for_groups(begin, load);
+            for_groups(begin, see);
+        }
 #pragma unroll
-    for (int h = 1; h < kHeldGroups; ++h) largest[0] = max(largest[0], largest[h]);
+        for (int h = 1; h < kHeldGroups; ++h) largest[0] = max(largest[0], largest[h]);
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        largest[0] = max(largest[0], __shfl_xor_sync(~0u, largest[0], offset));
-    if (lane_id() == 0) largest_of_warps[warp_id()] = largest[0];
-    __syncthreads();  // all have read the row, where it is short
+        for (int offset = 16; offset > 0; offset /= 2)
+            largest[0] = max(largest[0], __shfl_xor_sync(~0u, largest[0], offset));
+        if (lane_id() == 0) largest_of_warps[warp_id()] = largest[0];
+        __syncthreads();  // all have read the row, where it is short
 #pragma unroll
-    for (int i = 0; i < kRoundWarps; ++i) largest[0] = max(largest[0], largest_of_warps[i]);
-    const Rounding rounding(largest[0]);
-    for (int begin = 0; begin < groups; begin += kChunk) {
-        if (groups > kChunk) for_groups(begin, load);
-        for_groups(begin, [&](int h, int group) { store(h, group, rounding); });
+        for (int i = 0; i < kRoundWarps; ++i) largest[0] = max(largest[0], largest_of_warps[i]);
+        const Rounding rounding(largest[0]);
+        for (int begin = 0; begin < groups; begin += kChunk) {
+            if (groups > kChunk) for_groups(begin, load);
+            for_groups(begin, [&](int h, int group) { store(h, group, rounding); });
+        }
+        if (threadIdx.x == 0) *scales = rounding.scale;
     }
-    if (threadIdx.x == 0) *scales = rounding.scale;
 }
 
 cudaError_t round_inputs(const RoundInputsArgs& args, cudaStream_t stream) {

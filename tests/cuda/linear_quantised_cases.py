@@ -23,7 +23,7 @@ from infinilm.checkpoint.gguf import scaled_nvfp4
 KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_quantised_api.cu
 MAX_DECODE_TOKENS, MAX_NORM_TOKENS = 64, 8
 SPLIT_FORMATS = ("int8", "fp8", "fp8_pairs", "fp8_block_pairs")
-MAX_SPLIT_TOKENS = {"fp8_block_pairs": 64}
+MAX_SPLIT_TOKENS = 64  # where inputs are rounded
 FAMILIES = (("prefill", "decode"), ("sm90", "split"))  # kernels of an instruction each, where inputs are rounded
 EPS = 1e-5
 F64 = np.float64
@@ -201,7 +201,7 @@ def _same_bits_of(gpu: Gpu, linear: Linear, parts: list[tuple[int, int]], kernel
             assert_bitwise(linear.run(gpu, "prefill", splits=splits), whole)
     for first, tokens in parts:
         for kernel in kernels:
-            most = MAX_SPLIT_TOKENS.get(linear.name, 128) if linear.rounds else tokens
+            most = MAX_SPLIT_TOKENS if linear.rounds else tokens
             takes = {
                 "decode": tokens <= MAX_DECODE_TOKENS,
                 "split": linear.name in SPLIT_FORMATS and tokens <= most,
