@@ -238,9 +238,8 @@ __device__ __forceinline__ void start_outputs(float (&out)[kColumns / 2], const 
 
 // Turns of the two warpgroups at the tensor cores: one starts its products while the other has its softmax, as in
 // FlashAttention-3. Neither can wait for ever:
-// - Both walk through the chunks of the same tiles and take a turn for each, chunks that they skip included. So each
-// has
-//   as many turns as the other, by construction.
+// - Both walk through the chunks of the same tiles and take a turn for each, chunks that they skip included, so
+//   that each has as many turns as the other, by construction.
 // - A turn begins when the other warpgroup has ended one more than before: turn n of the first waits for turn n - 1 of
 //   the second, and that for turn n - 1 of the first. This order is one line, and turn 0 waits for nothing (start()).
 // - Within a turn a warpgroup waits for one thing more, the keys of the next chunk: stage f + 2 of the ring, where the

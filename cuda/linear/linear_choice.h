@@ -110,7 +110,7 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
     auto consider = [&](int tokens, HopperPair pair) {
         const bool shares = pair == HopperPair::same_tile;
         if (args.splits != 0 && args.splits != (shares ? 2 : 1)) return;
-        // There are no registers for it; nvcc 13.5 spills some of blocks.
+        // These tiles have more sums and scales than a thread has registers.
         if (args.out_float32 && tokens > (rounds_inputs(w.format) ? 64 : 128)) return;
         if (w.format == WeightFormat::fp8_block_pairs && tokens > 64) return;
         const int64_t places = hopper_places(args, tokens, pair), waves = (places + at_once - 1) / at_once;

@@ -308,8 +308,9 @@ __device__ __forceinline__ bool join_parts(const LinearArgs& args, const Prefill
     return true;
 }
 
-// Blocks that an SM is to hold, by their registers. ptxas for sm_90 widens e4m3 to multiply it, for which those of two
-// blocks do not suffice; there only the PTX is used, by newer GPUs that the build has no machine code for.
+// Blocks that an SM is to hold, by their registers. For sm_90 ptxas widens e4m3 to multiply it, which takes more
+// registers than two blocks leave each other. Hopper does not run that code (linear_choice.h), and compute_90 is
+// compiled for newer GPUs, which get its PTX where the build has no machine code for them.
 template <class F, int kTokens>
 constexpr int prefill_blocks() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900

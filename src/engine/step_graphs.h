@@ -74,10 +74,10 @@ private:
         int64_t num_rows, context_len;
         std::vector<int64_t> most_items;  // of attention's decode and prefill, for each of its lists
         int width_logprobs;
-        int num_candidates;    // of a rank, where there are several
-        bool samples, masked;  // sampling with masks is no part of the graph
-        bool drafts;           // a step of the MTP head, of this module
-        int mtp_module;
+        int num_candidates;      // of a rank, where there are several
+        bool samples, masked;    // sampling with masks is no part of the graph
+        bool drafts;             // a step of the MTP head
+        int mtp_module;          // of that head
         bool writes_apart;       // see Batch
         bool verifies, replays;  // states do not take in drafts, and take in those of the step before that were right
         bool changes, returns;   // logits, before they are sampled from; as they were before that

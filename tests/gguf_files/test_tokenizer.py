@@ -248,7 +248,7 @@ O200K = (
 )
 PUBLISHED |= {
     "cohere2moe": (split(r"\d{1,3}(?=(?:\d{3})*\b)", O200K), None, False),
-    # As llama.cpp splits them (src/llama-vocab.cpp), where the files of these models are not known here.
+    # The tokenizer.json of these models is not known here. This is how llama.cpp splits texts (src/llama-vocab.cpp).
     "falcon-h1": PUBLISHED["llama-bpe"],
     "pixtral": PUBLISHED["llama-bpe"],
     "kanana2": (split(O200K), None, False),
